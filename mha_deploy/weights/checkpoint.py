@@ -135,10 +135,15 @@ def open_checkpoint(path: Path) -> Iterator[Checkpoint]:
     if is_safetensors(start) or (path.suffix == ".safetensors" and len(start) <= 8):
         try:
             file = safe_open(path, framework="pt")
-        except (SafetensorError, OSError) as error:
+        except SafetensorError as error:
             raise WeightsError(
                 f"checkpoint {path} is a damaged or cut-off safetensors file ({error}); "
                 "copy or download it again"
+            ) from error
+        except (OSError, RuntimeError) as error:
+            raise WeightsError(
+                f"cannot map checkpoint {path} into memory ({error}); copy the layer's tensors into a "
+                "smaller file, or use a machine with more memory"
             ) from error
         with file as opened:
             yield _unless_empty(path, SafetensorsCheckpoint(opened))
@@ -170,6 +175,9 @@ def _torch_load(path: Path, start: bytes) -> object:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            if path.suffix == ".safetensors":  # PyTorch goes by this suffix unless it is given a stream
+                with path.open("rb") as file:
+                    return torch.load(file, weights_only=True, map_location="cpu")
             return torch.load(path, weights_only=True, map_location="cpu", mmap=start.startswith(b"PK"))
     except pickle.UnpicklingError as error:
         raise WeightsError(f"checkpoint {path} {_why_refused(str(error))}; {SAVE_IT_SO}") from error
