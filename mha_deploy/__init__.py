@@ -1,1 +1,42 @@
-"""mha-deploy: from a PyTorch attention block to a verified, fast, served engine."""
+"""mha-deploy: from a PyTorch attention block to a verified, fast, served engine.
+
+The names below load their modules when first used, so that `import mha_deploy` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mha_deploy.attention import MultiHeadAttention as MultiHeadAttention
+    from mha_deploy.benchmark import bench as bench
+    from mha_deploy.bundle import Bundle as Bundle
+    from mha_deploy.inference import infer as infer
+    from mha_deploy.pipeline import export as export
+    from mha_deploy.sessions import Placement as Placement
+    from mha_deploy.signature import Dim as Dim
+    from mha_deploy.spec import AttentionSpec as AttentionSpec
+    from mha_deploy.spec_file import load_spec as load_spec
+    from mha_deploy.verification import verify as verify
+
+_HOMES = {
+    "AttentionSpec": "spec",
+    "Bundle": "bundle",
+    "Dim": "signature",
+    "MultiHeadAttention": "attention",
+    "Placement": "sessions",
+    "bench": "benchmark",
+    "export": "pipeline",
+    "infer": "inference",
+    "load_spec": "spec_file",
+    "verify": "verification",
+}
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -191,13 +191,6 @@ class AttentionSpec:
         core = q * k * wide * (self.head_dim + self.value_dim)
         return 2 * b * (projections + core)
 
-    @classmethod
-    def load(cls, spec: str | Path | AttentionSpec) -> AttentionSpec:
-        """A spec from a TOML file or a preset's name; a spec is returned as it is."""
-        from mha_deploy.spec_file import load_spec
-
-        return spec if isinstance(spec, AttentionSpec) else load_spec(spec)
-
     def with_weights(self, file: str | Path, prefix: str = "") -> AttentionSpec:
         """The same block with the weights of another checkpoint."""
         return replace(self, weights=WeightsSource(file=str(file), prefix=prefix))

@@ -35,14 +35,16 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in preset_dir().glob("*.toml"))
 
 
-def load_spec(spec: str | Path) -> AttentionSpec:
-    """Read a TOML file, or the preset of that name.
+def load_spec(spec: str | Path | AttentionSpec) -> AttentionSpec:
+    """Read a TOML file, or the preset of that name; a spec is returned as it is.
 
     Relative file names inside are taken from the TOML's own folder.
 
     Raises:
         SpecError: the file is missing or malformed, or holds an unknown key or a wrong value.
     """
+    if isinstance(spec, AttentionSpec):
+        return spec
     path = Path(spec)
     if path.suffix != ".toml" and not path.is_file():
         preset = preset_dir() / f"{spec}.toml"

@@ -60,7 +60,7 @@ class SafetensorsCheckpoint:
     """Reads the header when opened and a tensor's bytes when asked for it."""
 
     # safetensors' own class carries no type information.
-    def __init__(self, file: Any) -> None:  # noqa: ANN401
+    def __init__(self, file: Any) -> None:
         self._file = file
 
     def names(self) -> list[str]:

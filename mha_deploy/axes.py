@@ -1,0 +1,121 @@
+"""Proof that a graph follows its dynamic axes, and the name of the axis and the node where it does not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+
+from mha_deploy.cases import Case, describe, lattice_cases, sized_case
+from mha_deploy.errors import CheckError, FrozenAxisError, GraphError
+from mha_deploy.graph import traced_sizes
+from mha_deploy.sessions import Session
+from mha_deploy.sessions.onnx_runtime import OnnxRuntimeSession
+from mha_deploy.signature import Signature, Sizes, TensorSpec
+from mha_deploy.spec import AttentionSpec
+from mha_deploy.verification import CaseResult, Judge, as_inputs
+
+# Their output's shape does not follow their input's, and need not.
+_SHAPE_ENDS_HERE = ("Shape", "Size", "Reduce")
+
+
+def prove_axes(
+    path: Path,
+    session: Session,
+    spec: AttentionSpec,
+    judge: Judge,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[CaseResult]:
+    """Run `session`, the graph at `path`, over sizes it was not traced at, and compare with PyTorch.
+
+    Raises:
+        FrozenAxisError: naming the axis that the graph does not follow, and the node.
+        CheckError: the graph follows its axes, but an answer is wrong.
+    """
+    results = []
+    for case in lattice_cases(spec):
+        progress(f"proving {case.name}")
+        failure = _failure(session, judge, case)
+        if isinstance(failure, str):
+            _name_frozen_axis(path, session, spec, judge)
+            raise CheckError(f"the exported graph is wrong at {case.name}: {failure}")
+        results.append(failure)
+    return results
+
+
+def _failure(session: Session, judge: Judge, case: Case) -> CaseResult | str:
+    """The result where `case` passes, or what is wrong."""
+    try:
+        result = judge(session, session.name, case)
+    except (GraphError, FrozenAxisError) as error:
+        return str(error)
+    if result.passed:
+        return result
+    return f"error {result.max_abs_error:.3g}, allowed {result.allowed:.3g} {result.note}".rstrip()
+
+
+def _name_frozen_axis(path: Path, session: Session, spec: AttentionSpec, judge: Judge) -> None:
+    """Move one axis at a time away from the sizes that the export traced; raise for one that fails."""
+    traced = {
+        name: min(max(size, spec.signature.dim(name).min), spec.signature.dim(name).max)
+        for name, size in traced_sizes(spec.signature).items()
+    }
+    if isinstance(_failure(session, judge, sized_case(spec, traced)), str):
+        return  # wrong even there: not a matter of axes
+    for dim in spec.dims:
+        if dim.min == dim.max:
+            continue
+        other = dim.min if traced[dim.name] != dim.min else dim.min + 1
+        moved = {**traced, dim.name: other}
+        failure = _failure(session, judge, sized_case(spec, moved))
+        if isinstance(failure, str):
+            node = _failing_node(failure) or _stuck_node(path, session.signature, spec, traced, moved)
+            raise FrozenAxisError(
+                f"axis {dim.name!r} is frozen{node}: the graph is right at {describe(traced)}, the sizes "
+                f"it was traced at, but not at {describe(moved)}: {failure}"
+            )
+
+
+def _failing_node(failure: str) -> str:
+    """The node that ONNX Runtime's message names."""
+    found = re.search(r"running (\w+) node\. Name:'([^']*)'", failure)
+    return f" at node {found[2]!r} ({found[1]})" if found else ""
+
+
+def _stuck_node(path: Path, signature: Signature, spec: AttentionSpec, one: Sizes, other: Sizes) -> str:
+    """The first node whose input follows the change of sizes and whose output does not."""
+    model = onnx.load(str(path))
+    names = [name for node in model.graph.node for name in node.output if name]
+    outputs = {value.name for value in model.graph.output}
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
+    exposed = path.with_name(f".exposed-{path.name}")
+    onnx.save(model, str(exposed))
+    try:
+        before, after = (
+            _shapes(exposed, signature, names, sized_case(spec, sizes)) for sizes in (one, other)
+        )
+    finally:
+        exposed.unlink()
+    for node in model.graph.node:
+        moved = any(before.get(name) != after.get(name) for name in node.input)
+        still = all(before[name] == after[name] for name in node.output)
+        if moved and still and not node.op_type.startswith(_SHAPE_ENDS_HERE):
+            return f" at node {node.name!r} ({node.op_type})"
+    return ""
+
+
+def _shapes(path: Path, signature: Signature, names: list[str], case: Case) -> dict[str, tuple[int, ...]]:
+    exposed = Signature(signature.inputs, tuple(TensorSpec(name, "", ()) for name in names), signature.dims)
+    feeds = as_inputs(case.feeds, signature)
+    with _Unchecked(path, exposed) as session:
+        values = session.run(feeds)
+    return {name: array.shape for name, array in {**feeds, **values}.items()}
+
+
+class _Unchecked(OnnxRuntimeSession):
+    """Values inside a graph have shapes that no signature describes."""
+
+    def _check_outputs(self, outputs: dict[str, object], sizes: Sizes) -> None:  # type: ignore[override]
+        pass

@@ -1,0 +1,89 @@
+"""A bundle as its users hold it: the folder that `export` writes, opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mha_deploy.errors import BundleError
+from mha_deploy.manifest import Artifact, Manifest
+from mha_deploy.ragged import Request, unpack
+from mha_deploy.sessions import Placement, Session, open_session
+from mha_deploy.signature import Signature
+from mha_deploy.spec import AttentionSpec
+
+if TYPE_CHECKING:
+    from mha_deploy.attention import MultiHeadAttention
+
+DEFAULT_PLACEMENT = Placement()
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A folder and its manifest."""
+
+    folder: Path
+    manifest: Manifest
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Bundle:
+        """Open the bundle in `folder`.
+
+        Raises:
+            BundleError: no bundle there, a damaged one, or one made by a newer version.
+        """
+        return cls(Path(folder), Manifest.read(Path(folder)))
+
+    @property
+    def spec(self) -> AttentionSpec:
+        return self.manifest.spec
+
+    @property
+    def signature(self) -> Signature:
+        return self.spec.signature
+
+    @property
+    def artifacts(self) -> tuple[Artifact, ...]:
+        return self.manifest.artifacts
+
+    def artifact(self, name: str = "") -> Artifact:
+        """The artifact of that name; without one, the best for this machine.
+
+        Raises:
+            BundleError: there is none of that name.
+        """
+        for artifact in self.artifacts:
+            if name in ("", artifact.name):
+                return artifact
+        known = ", ".join(artifact.name for artifact in self.artifacts)
+        raise BundleError(f"{self.folder} has no artifact {name!r}; it has {known}")
+
+    def open_session(self, name: str = "", placement: Placement = DEFAULT_PLACEMENT) -> Session:
+        """A session over the artifact of that name (see `artifact`).
+
+        Raises:
+            BundleError: no such artifact, or its files are not the ones recorded.
+            MissingError: this machine lacks the runtime, the provider or the GPU.
+        """
+        return open_session(self.folder, self.artifact(name), placement)
+
+    def reference(self) -> MultiHeadAttention:
+        """The PyTorch module with the bundle's weights, in fp32 and evaluation mode."""
+        from safetensors.torch import load_file
+
+        from mha_deploy.attention import MultiHeadAttention
+
+        module = MultiHeadAttention(self.spec)
+        module.load_state_dict(load_file(self.manifest.weights.verified(self.folder)))
+        return module.eval()
+
+    def real_inputs(self) -> list[Request]:
+        """The real requests that the bundle carries; none where it carries none."""
+        from safetensors.numpy import load_file
+
+        return [
+            request
+            for record in self.manifest.inputs
+            for request in unpack(self.spec, load_file(record.verified(self.folder)))
+        ]

@@ -1,0 +1,83 @@
+"""`infer`: a file of requests in, a file of answers out."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from mha_deploy.batching import DEFAULT_TOKEN_BUDGET, InferReport, run_requests
+from mha_deploy.bundle import DEFAULT_PLACEMENT, Bundle
+from mha_deploy.errors import FeedError
+from mha_deploy.masks import keep_mask
+from mha_deploy.ragged import is_packed, pack, unpack
+from mha_deploy.sessions import Placement, Session
+from mha_deploy.signature import Array, Feeds
+from mha_deploy.spec import AttentionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """`y`, packed [sum(lengths), d_model] or padded [batch, query, d_model] as the inputs were."""
+
+    y: Array
+    report: InferReport
+
+
+def infer(
+    bundle: Bundle,
+    tensors: Feeds,
+    artifact: str = "",
+    *,
+    token_budget: int = DEFAULT_TOKEN_BUDGET,
+    mask_form: str = "keep",
+    placement: Placement = DEFAULT_PLACEMENT,
+) -> Answers:
+    """Run packed requests (see `ragged`) or padded inputs under the graph's own names.
+
+    Packed requests are batched with others of near length, within `token_budget` tokens a batch.
+    Padded inputs run as they are, in slices of the largest batch the graph takes; `mask_form` says
+    how their mask is to be read (see `masks`).
+
+    Raises:
+        FeedError: names, shapes, dtypes or lengths that the block does not take.
+    """
+    spec = bundle.spec
+    with bundle.open_session(artifact, placement) as session:
+        if is_packed(tensors):
+            answers, report = run_requests(session, spec, unpack(spec, tensors), token_budget)
+            return Answers(pack(answers), report)
+        return _run_padded(session, spec, with_keep_mask(spec, tensors, mask_form))
+
+
+def with_keep_mask(spec: AttentionSpec, tensors: Feeds, form: str) -> dict[str, Array]:
+    """`tensors` with their mask in the one form that graphs take."""
+    name = {"padding": "mask", "full": "attn_mask", "none": ""}[spec.mask]
+    data = [tensor.name for tensor in spec.signature.inputs if tensor.is_float]
+    if name not in tensors or any(each not in tensors or tensors[each].ndim != 3 for each in data):
+        return dict(tensors)  # the session's own check says what is wrong
+    query, key = tensors[data[0]], tensors[data[min(1, len(data) - 1)]]
+    shape = (query.shape[0], query.shape[1], key.shape[1])
+    return {**tensors, name: keep_mask(tensors[name], spec, shape, form)}
+
+
+def _run_padded(session: Session, spec: AttentionSpec, feeds: Mapping[str, Array]) -> Answers:
+    rows = {len(array) if array.ndim else 0 for array in feeds.values()}
+    if len(rows) != 1:
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
+        raise FeedError(f"inputs differ in their batch axis: {shapes}")
+    (batch,) = rows
+    slices = np.array_split(np.arange(batch), max(1, math.ceil(batch / spec.dims[0].max)))
+    parts, times = [], []
+    for members in slices:
+        part = {name: array[members] for name, array in feeds.items()}
+        begin = time.perf_counter()
+        parts.append(session.run(part)["y"])
+        times.append((time.perf_counter() - begin) * 1e3)
+    y = np.concatenate(parts)
+    tokens = y.shape[0] * y.shape[1]
+    padded = int((~feeds["mask"]).sum()) if spec.kind == "self" and spec.mask == "padding" else 0
+    return Answers(y, InferReport(batch, len(parts), tokens - padded, padded, tuple(times), session.provider))

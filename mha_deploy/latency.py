@@ -1,0 +1,42 @@
+"""Percentiles that can be believed: from raw samples, by nearest rank, and only from enough of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+PERCENTILE_RULE = "nearest rank"
+CONFIDENCE = 0.99
+
+
+def samples_needed(q: float, confidence: float = CONFIDENCE) -> int:
+    """Samples for the largest of them to bound quantile `q` (0..1) with that confidence.
+
+    All n lie below the quantile with probability q^n, so n >= ln(1 - confidence) / ln(q): 459 for
+    p99. (Order statistics; e.g. Conover, "Practical Nonparametric Statistics", tolerance limits.)
+    """
+    return math.ceil(math.log(1 - confidence) / math.log(q))
+
+
+def nearest_rank(samples: Sequence[float], q: float) -> float:
+    """The smallest sample with at least the share `q` (0..1] of all samples at or below it."""
+    ordered = sorted(samples)
+    return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Latency in milliseconds; NaN where there were too few samples to say."""
+
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    samples: int
+
+    @classmethod
+    def of(cls, samples_ms: Sequence[float]) -> Percentiles:
+        def figure(q: float) -> float:
+            return nearest_rank(samples_ms, q) if len(samples_ms) >= samples_needed(q) else math.nan
+
+        return cls(figure(0.5), figure(0.9), figure(0.99), len(samples_ms))

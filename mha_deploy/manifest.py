@@ -1,0 +1,171 @@
+"""The manifest of a bundle: what lies in the folder, and what was made from what.
+
+Later stages read the bundle and nothing else; nothing is inferred from a file's name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mha_deploy.errors import BundleError, MhaDeployError
+from mha_deploy.precision import Precision
+from mha_deploy.signature import Signature
+from mha_deploy.spec import AttentionSpec
+from mha_deploy.staging import staged_file
+
+FORMAT = 1
+FILE_NAME = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """One file of the bundle, by its name in the folder, with its hash and size."""
+
+    file: str
+    sha256: str
+    bytes: int
+
+    @classmethod
+    def of(cls, folder: Path, file: str) -> FileRecord:
+        path = folder / file
+        return cls(file, sha256_of(path), path.stat().st_size)
+
+    def verified(self, folder: Path) -> Path:
+        """The file's path, once it is there and holds what was recorded.
+
+        Raises:
+            BundleError: it is missing, or its bytes are not the ones recorded.
+        """
+        path = folder / self.file
+        if not path.is_file():
+            raise BundleError(f"{path} is missing; export again")
+        if path.stat().st_size != self.bytes or sha256_of(path) != self.sha256:
+            raise BundleError(
+                f"{path} is not the file that the manifest records "
+                f"({path.stat().st_size} bytes, expected {self.bytes} with SHA-256 {self.sha256[:12]}...); "
+                "it was changed or cut short: export again"
+            )
+        return path
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """Something that runs: an ONNX variant or an engine.
+
+    `files[0]` is the one to open; others (external data) lie beside it. `details` says how it was
+    made, in the words of the stage that made it.
+    """
+
+    name: str
+    runtime: str
+    precision: Precision
+    signature: Signature
+    files: tuple[FileRecord, ...]
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def path(self, folder: Path) -> Path:
+        """The file to open, after every file of this artifact was checked against its record."""
+        first, *_ = [record.verified(folder) for record in self.files]
+        return first
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "runtime": self.runtime,
+            "precision": self.precision.value,
+            "signature": self.signature.to_json(),
+            "files": [_file_json(record) for record in self.files],
+            "details": dict(self.details),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Artifact:
+        return cls(
+            data["name"],
+            data["runtime"],
+            Precision(data["precision"]),
+            Signature.from_json(data["signature"]),
+            tuple(FileRecord(**record) for record in data["files"]),
+            data["details"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything recorded about a bundle. `provenance`: tool, command, time, machine, checkpoint."""
+
+    spec: AttentionSpec
+    weights: FileRecord
+    artifacts: tuple[Artifact, ...]
+    provenance: Mapping[str, Any]
+    inputs: tuple[FileRecord, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "spec": self.spec.to_json(),
+            "weights": _file_json(self.weights),
+            "inputs": [_file_json(record) for record in self.inputs],
+            "artifacts": [artifact.to_json() for artifact in self.artifacts],
+            "provenance": dict(self.provenance),
+        }
+
+    def write(self, folder: Path) -> None:
+        text = json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n"
+        with staged_file(folder / FILE_NAME) as path:
+            path.write_text(text, encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """The manifest of a bundle folder.
+
+        Raises:
+            BundleError: no bundle there, one made by a newer version, or a damaged manifest.
+        """
+        path = folder / FILE_NAME
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise BundleError(
+                f"{folder} is not a bundle: it has no {FILE_NAME}; make one with `export`"
+            ) from error
+        except OSError as error:
+            raise BundleError(f"cannot read {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise BundleError(f"{path} is damaged: {error}; export again") from error
+        try:
+            return cls._from_json(folder, data)
+        except (KeyError, TypeError, ValueError, AttributeError, MhaDeployError) as error:
+            if isinstance(error, BundleError):
+                raise
+            raise BundleError(f"{path} is damaged: {error!r}; export again") from error
+
+    @classmethod
+    def _from_json(cls, folder: Path, data: Mapping[str, Any]) -> Manifest:
+        if data["format"] > FORMAT:
+            by = data.get("provenance", {}).get("mha_deploy", "a newer version")
+            raise BundleError(
+                f"{folder} has bundle format {data['format']}, written by mha-deploy {by}; "
+                f"this version reads up to {FORMAT}: upgrade mha-deploy or export again"
+            )
+        return cls(
+            AttentionSpec.from_json(data["spec"]),
+            FileRecord(**data["weights"]),
+            tuple(Artifact.from_json(artifact) for artifact in data["artifacts"]),
+            data["provenance"],
+            tuple(FileRecord(**record) for record in data["inputs"]),
+        )
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _file_json(record: FileRecord) -> dict[str, Any]:
+    return {"file": record.file, "sha256": record.sha256, "bytes": record.bytes}

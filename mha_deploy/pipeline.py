@@ -1,0 +1,139 @@
+"""`export`: spec and checkpoint -> a bundle whose dynamic axes are proved.
+
+The bundle is put together in a folder beside its place and moved in at the end, so that a failed or
+interrupted export leaves what was there before.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+
+from mha_deploy import machine
+from mha_deploy.attention import MultiHeadAttention
+from mha_deploy.axes import prove_axes
+from mha_deploy.bundle import Bundle
+from mha_deploy.errors import BundleError
+from mha_deploy.graph import INLINE_LIMIT, OPSET, write_graph
+from mha_deploy.manifest import FILE_NAME, Artifact, FileRecord, Manifest, sha256_of
+from mha_deploy.precision import Precision
+from mha_deploy.ragged import unpack
+from mha_deploy.spec import AttentionSpec
+from mha_deploy.spec_file import load_spec
+from mha_deploy.staging import staged_folder
+from mha_deploy.tensor_files import read_tensors, write_tensors
+from mha_deploy.verification import Judge
+from mha_deploy.weights import LoadedWeights, read_weights
+
+CANONICAL = "canonical"
+WEIGHTS_FILE, GRAPH_FILE, INPUTS_FILE = "weights.safetensors", "model.onnx", "inputs.safetensors"
+
+
+def export(
+    spec: str | Path | AttentionSpec,
+    out: str | Path,
+    *,
+    weights: str | Path = "",
+    prefix: str = "",
+    inputs: str | Path = "",
+    progress: Callable[[str], None] = lambda _: None,
+    inline_limit: int = INLINE_LIMIT,
+) -> Bundle:
+    """Write the bundle of `spec` (a preset's name, a TOML file, or a spec) to the folder `out`.
+
+    `weights` and `prefix` replace the checkpoint that the spec names; `inputs` (packed requests)
+    its real inputs. Weights of more than `inline_limit` bytes go beside the graph as external data.
+    Before the bundle takes its place, the graph runs over sizes that the export never saw and is
+    held against PyTorch there.
+
+    Raises:
+        InputError: the spec, the checkpoint or the inputs cannot be used, or `out` not be written.
+        FrozenAxisError: the graph does not follow one of its dynamic axes.
+        CheckError: the graph computes something else than PyTorch.
+    """
+    block, out = load_spec(spec), Path(out)
+    if weights:
+        block = block.with_weights(weights, prefix)
+    if inputs:
+        block = replace(block, inputs_file=str(inputs))
+    _refuse_foreign(out)
+    progress("reading weights")
+    loaded = read_weights(block)
+    module = MultiHeadAttention(block)
+    module.load_state_dict(loaded.tensors)
+    with staged_folder(out) as staging:
+        safetensors.torch.save_file(loaded.tensors, staging / WEIGHTS_FILE)
+        manifest = Manifest(
+            spec=_portable(block),
+            weights=FileRecord.of(staging, WEIGHTS_FILE),
+            artifacts=(),
+            provenance=_provenance(block, loaded),
+            inputs=_copy_inputs(block, staging),
+        )
+        progress("exporting the graph")
+        write_graph(module, block.signature, staging / GRAPH_FILE, inline_limit)
+        canonical = _canonical(block, staging)
+        bundle = Bundle(staging, replace(manifest, artifacts=(canonical,)))
+        with bundle.open_session(CANONICAL) as session:
+            proof = prove_axes(staging / GRAPH_FILE, session, block, Judge(bundle), progress)
+        proved = {**canonical.details, "axes_proved_at": [result.name for result in proof]}
+        replace(manifest, artifacts=(replace(canonical, details=proved),)).write(staging)
+    return Bundle.load(out)
+
+
+def _refuse_foreign(out: Path) -> None:
+    """Never replace a folder that holds something else than a bundle."""
+    if out.is_dir() and any(out.iterdir()) and not (out / FILE_NAME).is_file():
+        raise BundleError(f"{out} exists and is not a bundle; give a new folder, or empty this one")
+    if out.exists() and not out.is_dir():
+        raise BundleError(f"{out} is a file; expected a folder to write the bundle to")
+
+
+def _portable(block: AttentionSpec) -> AttentionSpec:
+    """The spec as the manifest keeps it: file names without the folders of the machine it ran on."""
+    source = (
+        replace(block.weights, file=Path(block.weights.file).name) if block.weights.file else block.weights
+    )
+    return replace(block, weights=source, inputs_file=Path(block.inputs_file).name)
+
+
+def _copy_inputs(block: AttentionSpec, staging: Path) -> tuple[FileRecord, ...]:
+    if not block.inputs_file:
+        return ()
+    tensors = read_tensors(Path(block.inputs_file))
+    unpack(block, tensors)  # refuse now what verify could not use later
+    write_tensors(staging / INPUTS_FILE, tensors)
+    return (FileRecord.of(staging, INPUTS_FILE),)
+
+
+def _canonical(block: AttentionSpec, staging: Path) -> Artifact:
+    files = [GRAPH_FILE, *(file.name for file in staging.glob(f"{GRAPH_FILE}.*"))]
+    return Artifact(
+        name=CANONICAL,
+        runtime="onnxruntime",
+        precision=Precision.FP32,
+        signature=block.signature,
+        files=tuple(FileRecord.of(staging, file) for file in files),
+        details={"opset": OPSET, "made_from": WEIGHTS_FILE},
+    )
+
+
+def _provenance(block: AttentionSpec, loaded: LoadedWeights) -> dict[str, Any]:
+    file = block.weights.file
+    return {
+        "mha_deploy": machine.version("mha-deploy"),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "checkpoint": {
+            "file": Path(file).name,
+            "sha256": sha256_of(Path(file)) if file else "",
+            "prefix": block.weights.prefix,
+            "layout": loaded.layout,
+            "stored_dtype": loaded.stored_dtype,
+        },
+        "machine": machine.describe(),
+    }

@@ -1,0 +1,104 @@
+"""Requests of different lengths: packed end to end in a file, padded side by side for a graph.
+
+Packed means one array [sum(lengths), width] per input and one array of lengths: `lengths` for self
+attention, `q_lengths` and `kv_lengths` for cross attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mha_deploy.errors import FeedError
+from mha_deploy.signature import Array, Feeds, Sizes
+from mha_deploy.spec import AttentionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence (or pair of them), without a batch axis: arrays [length, width] by input name."""
+
+    tensors: Mapping[str, Array]
+    q_len: int
+    kv_len: int
+
+
+def length_names(spec: AttentionSpec) -> tuple[str, ...]:
+    return ("lengths",) if spec.kind == "self" else ("q_lengths", "kv_lengths")
+
+
+def is_packed(tensors: Feeds) -> bool:
+    """Whether these arrays are packed requests rather than padded inputs."""
+    return any(name in tensors for name in ("lengths", "q_lengths", "kv_lengths"))
+
+
+def unpack(spec: AttentionSpec, tensors: Feeds) -> list[Request]:
+    """The requests that packed arrays hold, in their order.
+
+    Raises:
+        FeedError: arrays are missing, or lengths do not add up to the rows there are.
+    """
+    names, data = length_names(spec), [t for t in spec.signature.inputs if t.is_float]
+    expected = sorted((*names, *(tensor.name for tensor in data)))
+    if sorted(tensors) != expected:
+        raise FeedError(
+            f"packed requests hold {', '.join(sorted(tensors))}; expected {', '.join(expected)}"
+            + (" (a full mask needs padded arrays)" if spec.mask == "full" else "")
+        )
+    if spec.mask == "full":
+        raise FeedError("packed requests carry no mask, but this block needs a full one; give padded arrays")
+    lengths = {name: _lengths(name, tensors[name]) for name in names}
+    if len({len(each) for each in lengths.values()}) != 1:
+        raise FeedError(f"q_lengths and kv_lengths differ in number: {[len(v) for v in lengths.values()]}")
+    pieces = {}
+    for tensor in data:
+        array, own = tensors[tensor.name], lengths[_length_of(spec, tensor.name)]
+        if array.ndim != 2 or array.shape != (sum(own), tensor.shape[-1]):
+            raise FeedError(
+                f"packed {tensor.name!r} has shape {list(array.shape)}; expected "
+                f"[{sum(own)}, {tensor.shape[-1]}], the lengths' sum by the width"
+            )
+        pieces[tensor.name] = np.split(array, np.cumsum(own)[:-1])
+    q, kv = lengths[names[0]], lengths[names[-1]]
+    return [Request({name: pieces[name][i] for name in pieces}, q[i], kv[i]) for i in range(len(q))]
+
+
+def pad(spec: AttentionSpec, requests: Sequence[Request], sizes: Sizes) -> dict[str, Array]:
+    """Inputs of the graph for these requests, right-padded with zeros to `sizes`, and their mask.
+
+    Rows beyond the requests (where `sizes` asks for a larger batch) hold no valid position.
+    """
+    feeds: dict[str, Array] = {}
+    for tensor in spec.signature.inputs:
+        dtype = next(iter(requests[0].tensors.values())).dtype if tensor.is_float else np.dtype(bool)
+        feeds[tensor.name] = np.zeros(spec.signature.shape(tensor, sizes), dtype)
+    for row, request in enumerate(requests):
+        for name, array in request.tensors.items():
+            feeds[name][row, : len(array)] = array
+        if spec.mask == "padding":
+            feeds["mask"][row, : request.kv_len] = True
+        elif spec.mask == "full":
+            feeds["attn_mask"][row, : request.q_len, : request.kv_len] = True
+    return feeds
+
+
+def pack(answers: Sequence[Array]) -> Array:
+    """Answers [length, d_model] end to end, [sum(lengths), d_model]."""
+    return np.concatenate(answers) if answers else np.zeros((0, 0), np.float32)
+
+
+def _length_of(spec: AttentionSpec, name: str) -> str:
+    if spec.kind == "self":
+        return "lengths"
+    return "q_lengths" if name == "query" else "kv_lengths"
+
+
+def _lengths(name: str, array: Array) -> list[int]:
+    if array.ndim != 1 or array.dtype.kind not in "iu" or len(array) == 0 or (array < 1).any():
+        raise FeedError(
+            f"{name!r} has shape {list(array.shape)}, dtype {array.dtype.name}; expected at least one "
+            "length, whole numbers of at least 1"
+        )
+    return [int(length) for length in array]

@@ -1,0 +1,207 @@
+"""Reports as tables for people. The data are the reports' own; nothing is computed here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mha_deploy.batching import InferReport
+from mha_deploy.benchmark import BenchReport
+from mha_deploy.bundle import Bundle
+from mha_deploy.doctor import Finding
+from mha_deploy.latency import PERCENTILE_RULE, Percentiles, samples_needed
+from mha_deploy.verification import VerifyReport
+
+_STYLES = {"passed": "green", "ok": "green", "failed": "bold red", "problem": "bold red"}
+
+
+def verify_tables(console: Console, report: VerifyReport) -> None:
+    for artifact, provider in report.providers.items():
+        cases = [case for case in report.cases if case.artifact == artifact]
+        table = _table(
+            f"{report.subject}: {artifact} ({cases[0].precision.value}, {provider}) against PyTorch in fp64",
+            (
+                "case",
+                _axes(cases[0].sizes),
+                ">max |error|",
+                ">allowed",
+                ">yardstick",
+                ">needed",
+                ">relative",
+                "result",
+            ),
+        )
+        for case in cases:
+            table.add_row(
+                case.name,
+                _sizes(case.sizes),
+                _scientific(case.max_abs_error),
+                _scientific(case.allowed),
+                _scientific(case.yardstick),
+                f"{case.needed:.2f}x" if math.isfinite(case.needed) else "-",
+                _scientific(case.relative_error),
+                _state(case.outcome + (f": {case.note}" if case.note else ""), case.outcome),
+            )
+        console.print(table)
+    console.print(
+        "allowed = 2 x yardstick + eps/2 x max|truth|; yardstick = the worst of ten PyTorch runs at this\n"
+        "precision; needed = error / yardstick. Padded query rows are not compared.",
+        style="dim",
+        highlight=False,
+    )
+    passed = sum(case.passed for case in report.cases)
+    word = "PASSED" if report.passed else "FAILED"
+    console.print(
+        Text(f"{word}: {passed} of {len(report.cases)} cases", "green" if report.passed else "bold red")
+    )
+
+
+def bench_table(console: Console, report: BenchReport) -> None:
+    table = _table(
+        f"{report.subject}: {report.artifact} ({report.precision}, {report.provider}, "
+        f"{report.threads} threads)",
+        (
+            _axes(report.cells[0].sizes),
+            ">p50 ms",
+            ">p90 ms",
+            ">p99 ms",
+            ">samples",
+            ">tokens/s",
+            ">GFLOP/s",
+            ">of ceiling",
+        ),
+    )
+    for cell in report.cells:
+        table.add_row(
+            _sizes(cell.sizes),
+            _ms(cell.latency.p50_ms),
+            _ms(cell.latency.p90_ms),
+            _ms(cell.latency.p99_ms),
+            str(cell.latency.samples),
+            f"{cell.tokens_per_s:,.0f}",
+            f"{cell.gflops:.0f}",
+            f"{cell.ceiling_share:.0%}",
+        )
+    console.print(table)
+    host = report.machine
+    console.print(
+        f"Percentiles by {PERCENTILE_RULE} from raw samples; '-' where there are too few (p99 needs "
+        f"{samples_needed(0.99)}).\nCeiling: {report.ceiling_gflops:.0f} GFLOP/s, {report.ceiling}, "
+        f"in the same rounds.\n{host['cpu']}, {_versions(host)}",
+        style="dim",
+        highlight=False,
+    )
+
+
+def infer_table(console: Console, report: InferReport) -> None:
+    table = _table("batched inference", ("what", ">value"))
+    latency = Percentiles.of(report.batch_ms)
+    table.add_row("requests", f"{report.requests:,}")
+    table.add_row("batches", f"{report.batches:,}")
+    table.add_row("tokens", f"{report.tokens:,}")
+    share = report.padded_tokens / max(1, report.tokens + report.padded_tokens)
+    table.add_row("padded tokens", f"{report.padded_tokens:,} ({share:.1%})")
+    table.add_row("time in the session", f"{report.total_ms:.2f} ms")
+    table.add_row("per batch, p50", f"{_ms(latency.p50_ms)} ms")
+    table.add_row("throughput", f"{report.tokens / report.total_ms * 1e3:,.0f} tokens/s")
+    table.add_row("ran on", report.provider)
+    console.print(table)
+
+
+def inspect_tables(console: Console, bundle: Bundle) -> None:
+    spec, provenance = bundle.spec, bundle.manifest.provenance
+    facts = _table(f"bundle {bundle.folder}", ("what", "value"))
+    facts.add_row("block", _block(bundle))
+    for dim in spec.dims:
+        facts.add_row(f"dim {dim.name}", f"{dim.min} .. {dim.opt} .. {dim.max} (min, opt, max)")
+    for tensor in spec.signature.inputs:
+        facts.add_row("input", str(tensor))
+    for tensor in spec.signature.outputs:
+        facts.add_row("output", str(tensor))
+    checkpoint = provenance["checkpoint"]
+    facts.add_row("weights from", str(spec.weights))
+    facts.add_row("layout", f"{checkpoint['layout']}, stored as {checkpoint['stored_dtype']}")
+    if checkpoint["sha256"]:
+        facts.add_row("checkpoint", f"sha256 {checkpoint['sha256'][:16]}...")
+    facts.add_row("real inputs", spec.inputs_file or "none")
+    facts.add_row("made", f"{provenance['created']} by mha-deploy {provenance['mha_deploy']}")
+    facts.add_row("with", _versions(provenance["machine"]))
+    console.print(facts)
+    artifacts = _table("artifacts", ("name", "runtime", "precision", "file", ">bytes", "sha256", "details"))
+    for artifact in bundle.artifacts:
+        for record in artifact.files:
+            artifacts.add_row(
+                artifact.name,
+                artifact.runtime,
+                artifact.precision.value,
+                record.file,
+                f"{record.bytes:,}",
+                record.sha256[:12],
+                _details(artifact.details),
+            )
+    console.print(artifacts)
+
+
+def doctor_table(console: Console, findings: Sequence[Finding]) -> None:
+    table = _table("this machine", ("what", "state", "detail"))
+    for finding in findings:
+        table.add_row(finding.what, _state(finding.state, finding.state), finding.detail)
+    console.print(table)
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    """A table; a column's leading ">" aligns it right."""
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    for column in columns:
+        table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left")
+    return table
+
+
+def _state(text: str, outcome: str) -> Text:
+    return Text(text, _STYLES.get(outcome, "yellow"))
+
+
+def _axes(sizes: Mapping[str, int]) -> str:
+    return " x ".join(sizes)
+
+
+def _sizes(sizes: Mapping[str, int]) -> str:
+    return " x ".join(str(size) for size in sizes.values())
+
+
+def _scientific(value: float) -> str:
+    return f"{value:.1e}" if math.isfinite(value) else "not finite"
+
+
+def _ms(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
+
+
+def _versions(host: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {found}" for name, found in host["versions"].items())
+
+
+def _details(details: Mapping[str, Any]) -> str:
+    shown = {**details}
+    if "axes_proved_at" in shown:
+        shown["axes_proved_at"] = f"{len(details['axes_proved_at'])} sizes"
+    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in shown.items())
+
+
+def _block(bundle: Bundle) -> str:
+    spec = bundle.spec
+    parts = [
+        f"{spec.name}: {spec.kind} attention, d_model {spec.d_model}, {spec.num_heads} heads",
+        f"{spec.num_kv_heads} kv heads" if spec.num_kv_heads != spec.num_heads else "",
+        f"head_dim {spec.head_dim}"
+        + (f", value_dim {spec.value_dim}" if spec.value_dim != spec.head_dim else ""),
+        "causal" if spec.causal else "",
+        f"{spec.mask} mask" if spec.mask != "none" else "no mask",
+        f"{spec.norm}-norm with residual" if spec.norm != "none" else "",
+    ]
+    return ", ".join(part for part in parts if part)

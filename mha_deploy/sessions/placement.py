@@ -1,0 +1,34 @@
+"""Where a session runs, as a caller asks for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mha_deploy.errors import SessionError
+
+DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """`threads` 0 means every core that the process may use.
+
+    What was asked for is what runs: where the device is not to be had, opening a session raises,
+    unless `fallback` names the device that will do ("cpu"); reports show which one ran.
+
+    Raises:
+        SessionError: an unknown device, or threads below 0.
+    """
+
+    device: str = "cpu"
+    threads: int = 0
+    fallback: str = ""
+
+    def __post_init__(self) -> None:
+        if self.device not in DEVICES or self.fallback not in ("", "cpu"):
+            raise SessionError(
+                f"device {self.device!r} with fallback {self.fallback!r}; expected a device of "
+                f"{', '.join(DEVICES)} and, if any, fallback 'cpu'"
+            )
+        if self.threads < 0:
+            raise SessionError(f"threads = {self.threads}; expected 0 (every core allowed) or more")

@@ -1,0 +1,46 @@
+"""The PyTorch reference as a session, in any precision: the truth and the yardstick of verification."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from mha_deploy.attention import MultiHeadAttention
+from mha_deploy.precision import Precision
+from mha_deploy.sessions.base import Session
+from mha_deploy.signature import Array, Feeds
+
+# Attention scores held at once; larger batches go through in parts, which changes no answer.
+SCORES_LIMIT = 2**26
+
+
+class ReferenceSession(Session):
+    """Takes fp32 inputs, computes in `precision`, answers in fp64, which holds every precision exactly."""
+
+    def __init__(self, module: MultiHeadAttention, precision: Precision) -> None:
+        spec = module.spec
+        outputs = tuple(replace(tensor, dtype="float64") for tensor in spec.signature.outputs)
+        name = f"torch {precision.value} {module.path}"
+        super().__init__(name, replace(spec.signature, outputs=outputs), precision, "torch cpu")
+        self._dtype: torch.dtype = getattr(torch, precision.dtype_name)
+        self._module = MultiHeadAttention(spec, module.path)
+        self._module.load_state_dict(module.state_dict())
+        self._module.to(self._dtype).eval()
+
+    def _execute(self, feeds: Feeds) -> dict[str, Array]:
+        spec = self._module.spec
+        tensors = [self._tensor(feeds[tensor.name]) for tensor in spec.signature.inputs]
+        queries, keys = tensors[0].shape[1], tensors[min(1, len(tensors) - 1)].shape[1]
+        rows = max(1, SCORES_LIMIT // (spec.num_heads * queries * max(queries, keys)))
+        with torch.inference_mode():
+            parts = [
+                self._module(*(tensor[start : start + rows] for tensor in tensors))
+                for start in range(0, tensors[0].shape[0], rows)
+            ]
+        return {"y": torch.cat(parts).to(torch.float64).numpy()}
+
+    def _tensor(self, array: Array) -> torch.Tensor:
+        # A copy: torch warns about read-only arrays, and callers may hand in views of files.
+        tensor = torch.from_numpy(array.copy())
+        return tensor if tensor.dtype == torch.bool else tensor.to(self._dtype)

@@ -1,0 +1,129 @@
+"""Writing a file or a folder so that a reader sees the old one or the new one, never a half."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from mha_deploy.errors import BundleError
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+@contextlib.contextmanager
+def staged_folder(target: Path) -> Iterator[Path]:
+    """A new folder beside `target`; when the block ends well it takes `target`'s place at once.
+
+    When the block raises, is interrupted or is asked to stop (SIGTERM), the new folder is removed
+    and what stood at `target` stands there still. What a killed run left is removed by the next.
+
+    Raises:
+        BundleError: the folder cannot be written.
+    """
+    target = Path(os.path.abspath(target))  # noqa: PTH100 (resolve() would follow a link at the end)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(target)
+        staging = target.with_name(f".{target.name}.partial-{os.getpid()}")
+        staging.mkdir()
+    except OSError as error:
+        raise BundleError(f"cannot write to {target.parent}: {error.strerror}") from error
+    with _stop_as_exception():
+        try:
+            yield staging
+            _put_in_place(staging, target)
+        except OSError as error:
+            raise BundleError(f"cannot write {target}: {error.strerror}") from error
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def staged_file(target: Path) -> Iterator[Path]:
+    """A path beside `target` to write to; when the block ends well it takes `target`'s place.
+
+    Raises:
+        BundleError: the file cannot be written.
+    """
+    staging = target.with_name(f".{target.name}.partial-{os.getpid()}{target.suffix}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield staging
+        staging.replace(target)
+    except OSError as error:
+        raise BundleError(f"cannot write {target}: {error.strerror}") from error
+    finally:
+        staging.unlink(missing_ok=True)
+
+
+def _put_in_place(staging: Path, target: Path) -> None:
+    if not target.exists():
+        staging.rename(target)
+        return
+    if not _exchange(staging, target):
+        # Without an atomic exchange the old folder steps aside for the moment between two renames.
+        aside = target.with_name(f".{target.name}.previous-{os.getpid()}")
+        target.rename(aside)
+        try:
+            staging.rename(target)
+        except OSError:
+            aside.rename(target)
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two names in one step (Linux `renameat2`); False where the system cannot."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL):
+        return False
+    raise OSError(code, os.strerror(code), str(other))
+
+
+def _remove_abandoned(target: Path) -> None:
+    for leftover in target.parent.glob(f".{target.name}.partial-*"):
+        owner = leftover.name.rsplit("-", 1)[1]
+        if owner.isdigit() and (int(owner) == os.getpid() or not _alive(int(owner))):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@contextlib.contextmanager
+def _stop_as_exception() -> Iterator[None]:
+    """SIGTERM raises SystemExit in the main thread, so that clean-up runs."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

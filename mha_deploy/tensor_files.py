@@ -1,0 +1,59 @@
+"""Named arrays in .npz and .safetensors files."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from mha_deploy.errors import FeedError
+from mha_deploy.signature import Array
+from mha_deploy.staging import staged_file
+
+SUFFIXES = (".npz", ".safetensors")
+
+
+def check_suffix(path: Path) -> None:
+    """Raises:
+    FeedError: neither of the two formats.
+    """
+    if path.suffix not in SUFFIXES:
+        raise FeedError(f"{path} is neither a .npz nor a .safetensors file")
+
+
+def read_tensors(path: Path) -> dict[str, Array]:
+    """Arrays by name.
+
+    Raises:
+        FeedError: the file is missing, damaged, or of another format.
+    """
+    check_suffix(path)
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        with np.load(path, allow_pickle=False) as archive:
+            return dict(archive)
+    except OSError as error:
+        raise FeedError(f"cannot read {path}: {error.strerror or error}") from error
+    except (SafetensorError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise FeedError(f"{path} is not a readable {path.suffix} file: {error}") from error
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
+    """Write the whole file or none of it.
+
+    Raises:
+        FeedError: neither of the two formats.
+        BundleError: the file cannot be written.
+    """
+    check_suffix(path)
+    contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    with staged_file(path) as staging:
+        if path.suffix == ".npz":
+            np.savez(staging, allow_pickle=False, **contiguous)
+        else:
+            save_file(contiguous, staging)

@@ -1,0 +1,225 @@
+"""Does an artifact compute what PyTorch computes? Truth, yardstick and verdict.
+
+Truth is the reference in fp64. The yardstick is PyTorch at the artifact's own precision: what it
+scatters there is what that precision costs, and an artifact is held to that, not to a guessed
+tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mha_deploy.bundle import DEFAULT_PLACEMENT, Bundle
+from mha_deploy.cases import Case, standard_cases
+from mha_deploy.precision import Precision, numpy_dtype
+from mha_deploy.sessions import Placement, Session
+from mha_deploy.signature import Array, Feeds, Signature
+
+PERTURBED_RUNS = 8
+YARDSTICK_FACTOR = 2.0
+
+PASSED, FAILED, OUT_OF_RANGE = "passed", "failed", "out of range"
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """One artifact on one case.
+
+    `allowed` = 2 x `yardstick` + eps / 2 x max|truth|, where the yardstick is the worst error of ten
+    PyTorch runs at the artifact's precision. `needed` is the multiple of the yardstick that would
+    have let this error pass. Errors are absolute, in the output's own unit. `outcome` is "out of
+    range" where PyTorch itself is not finite at this precision: neither passed nor failed.
+    """
+
+    name: str
+    artifact: str
+    precision: Precision
+    sizes: Mapping[str, int]
+    outcome: str
+    max_abs_error: float
+    relative_error: float
+    yardstick: float
+    allowed: float
+    worst: tuple[int, int, int]
+    note: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome == PASSED
+
+    @property
+    def needed(self) -> float:
+        return self.max_abs_error / self.yardstick if self.yardstick else float(self.max_abs_error > 0)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "artifact": self.artifact,
+            "precision": self.precision.value,
+            "sizes": dict(self.sizes),
+            "outcome": self.outcome,
+            "passed": None if self.outcome == OUT_OF_RANGE else self.passed,
+            "max_abs_error": _finite(self.max_abs_error),
+            "relative_error": _finite(self.relative_error),
+            "yardstick": _finite(self.yardstick),
+            "allowed": _finite(self.allowed),
+            "needed": _finite(self.needed),
+            "worst": dict(zip(("batch", "position", "feature"), self.worst, strict=True)),
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """Every case of every artifact. It passes when no case failed and each artifact passed one."""
+
+    subject: str
+    cases: tuple[CaseResult, ...]
+    providers: Mapping[str, str]
+
+    @property
+    def passed(self) -> bool:
+        artifacts = {case.artifact for case in self.cases}
+        each = all(any(c.passed for c in self.cases if c.artifact == name) for name in artifacts)
+        return bool(artifacts) and each and not any(case.outcome == FAILED for case in self.cases)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "passed": self.passed,
+            "subject": self.subject,
+            "providers": dict(self.providers),
+            "rule": f"max_abs_error <= {YARDSTICK_FACTOR:g} x yardstick + eps/2 x max|truth|",
+            "cases": [case.to_json() for case in self.cases],
+        }
+
+
+def verify(
+    bundle: Bundle,
+    artifacts: Sequence[str] = (),
+    *,
+    cases: Sequence[Case] = (),
+    placement: Placement = DEFAULT_PLACEMENT,
+    progress: Callable[[str], None] = lambda _: None,
+) -> VerifyReport:
+    """Hold artifacts (all, or those named) against the reference on `cases` (the standard ones).
+
+    Raises:
+        BundleError: a file of the bundle is not the one recorded.
+        MissingError: this machine lacks a runtime or a provider.
+    """
+    chosen = [bundle.artifact(name) for name in artifacts] or list(bundle.artifacts)
+    cases = cases or standard_cases(bundle.spec, bundle.real_inputs())
+    results, providers = [], {}
+    judge = Judge(bundle)
+    for artifact in chosen:
+        with bundle.open_session(artifact.name, placement) as session:
+            providers[artifact.name] = session.provider
+            for case in cases:
+                progress(f"{artifact.name}: {case.name}")
+                results.append(judge(session, artifact.name, case))
+    return VerifyReport(bundle.spec.name, tuple(results), providers)
+
+
+class Judge:
+    """Judges sessions over one bundle's block; the reference is built once for all cases."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._module = bundle.reference()
+        self._references: dict[tuple[str, Precision], Session] = {}
+
+    def __call__(self, session: Session, artifact: str, case: Case) -> CaseResult:
+        """Run `case` and compare its `compared` rows with the truth. NaN or inf there fails."""
+        with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is judged below, not warned of
+            return self._judge(session, artifact, case)
+
+    def _judge(self, session: Session, artifact: str, case: Case) -> CaseResult:
+        truth = self._run("fused", Precision.FP64, case.reference_feeds)
+        rows = case.compared
+        yardstick = max(
+            _worst(answer - truth, rows) for answer in self._yardstick_runs(session.precision, case)
+        )
+        answer = session.run(as_inputs(case.feeds, session.signature))["y"].astype(np.float64)
+        largest = float(np.abs(truth[rows]).max(initial=0.0))
+        error = np.where(rows[:, :, None], np.abs(answer - truth), 0.0)
+        worst = np.unravel_index(int(np.argmax(np.where(np.isfinite(error), error, np.inf))), error.shape)
+        result = CaseResult(
+            name=case.name,
+            artifact=artifact,
+            precision=session.precision,
+            sizes=case.sizes,
+            outcome=FAILED,
+            max_abs_error=_worst(answer - truth, rows),
+            relative_error=_relative(answer[rows], truth[rows]),
+            yardstick=yardstick,
+            allowed=YARDSTICK_FACTOR * yardstick + session.precision.eps / 2 * largest,
+            worst=(int(worst[0]), int(worst[1]), int(worst[2])),
+        )
+        return _judged(result, truth_is_finite=bool(np.isfinite(truth[rows]).all()))
+
+    def _yardstick_runs(self, precision: Precision, case: Case) -> Iterator[Array]:
+        """Fused, spelled out, and eight runs with inputs moved by up to one eps, as a runtime's
+        other order of operations would. One run alone is chaotic once the softmax saturates."""
+        feeds = case.reference_feeds
+        yield self._run("fused", precision, feeds)
+        yield self._run("spelled-out", precision, feeds)
+        random = np.random.default_rng(0)
+        for _ in range(PERTURBED_RUNS):
+            moved = {
+                name: array
+                if array.dtype == bool
+                else (array * (1 + precision.eps * random.uniform(-1, 1, array.shape))).astype(array.dtype)
+                for name, array in feeds.items()
+            }
+            yield self._run("fused", precision, moved)
+
+    def _run(self, path: str, precision: Precision, feeds: Feeds) -> Array:
+        from mha_deploy.sessions.reference import ReferenceSession
+
+        key = (path, precision)
+        if key not in self._references:
+            self._module.path = path
+            self._references[key] = ReferenceSession(self._module, precision)
+        return self._references[key].run(feeds)["y"]
+
+
+def as_inputs(feeds: Feeds, signature: Signature) -> dict[str, Array]:
+    """`feeds` in the dtypes of `signature`'s inputs."""
+    return {
+        tensor.name: feeds[tensor.name].astype(numpy_dtype(tensor.dtype), copy=False)
+        for tensor in signature.inputs
+    }
+
+
+def _judged(result: CaseResult, *, truth_is_finite: bool) -> CaseResult:
+    if not truth_is_finite:
+        return replace(result, note="the reference itself is not finite here: the inputs hold NaN or inf")
+    if not np.isfinite(result.yardstick):
+        note = f"PyTorch at {result.precision.value} is not finite here"
+        return replace(result, outcome=OUT_OF_RANGE, note=note)
+    if not np.isfinite(result.max_abs_error):
+        return replace(result, note="NaN or inf in a compared row")
+    return replace(result, outcome=PASSED if result.max_abs_error <= result.allowed else FAILED)
+
+
+def _worst(difference: Array, rows: Array) -> float:
+    """Largest absolute value over the compared rows; inf where one is not finite."""
+    compared = np.abs(difference[rows])
+    if not np.isfinite(compared).all():
+        return float("inf")
+    return float(compared.max(initial=0.0))
+
+
+def _relative(answer: Array, truth: Array) -> float:
+    """Frobenius norm of the error over that of the truth."""
+    norm = float(np.linalg.norm(truth))
+    error = float(np.linalg.norm(answer - truth))
+    return error / norm if norm else error
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN and no infinity."""
+    return value if np.isfinite(value) else None
