@@ -1,0 +1,51 @@
+# Everything from a fresh clone: `make demo`, `make test`. Python 3.11+ and make are all it needs.
+
+PYTHON ?= python3
+VENV ?= .venv
+# More options for pip, such as an index with PyTorch's CPU builds.
+PIP_OPTIONS ?=
+EXTRAS ?= cpu,dev
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+DEMO := build/minilm-l6-v2
+REAL := models/minilm-l6-v2-layer3.inputs.safetensors
+
+.PHONY: help setup demo test lint clean
+
+help:
+	@echo "make demo    export, verify, run and time the attention of a real model"
+	@echo "make test    run the tests (ARGS='-k masks' picks some)"
+	@echo "make lint    ruff and mypy"
+	@echo "make clean   remove build/ and the environment"
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; try make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(PIP_OPTIONS) -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+demo: $(READY)
+	@echo "== export: the attention of all-MiniLM-L6-v2, layer 3"
+	@$(BIN)/mha-deploy export minilm-l6-v2 -o $(DEMO)
+	@echo "== verify: every case against PyTorch"
+	@$(BIN)/mha-deploy verify $(DEMO)
+	@echo "== infer: twelve real sentences of different lengths"
+	@$(BIN)/mha-deploy infer $(DEMO) $(REAL) -o build/answers.safetensors
+	@echo "== bench: latency"
+	@$(BIN)/mha-deploy bench $(DEMO) -o build/bench.json
+	@echo "== inspect: what the bundle holds"
+	@$(BIN)/mha-deploy inspect $(DEMO)
+
+test: $(READY)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf build $(VENV)

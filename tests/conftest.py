@@ -1,0 +1,47 @@
+"""Bundles that many tests look at. Exporting takes seconds, so each is made once a session."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from mha_deploy.bundle import Bundle
+from mha_deploy.cli import main
+from mha_deploy.pipeline import export
+from mha_deploy.signature import Dim
+from mha_deploy.spec import AttentionSpec
+
+SMALL_DIMS = (Dim("batch", 1, 2, 6), Dim("seq", 1, 8, 64))
+
+
+def small_spec(**changes) -> AttentionSpec:
+    """A block that exports and runs fast."""
+    return AttentionSpec(**{"d_model": 32, "num_heads": 4, "dims": SMALL_DIMS, "name": "small", **changes})
+
+
+@pytest.fixture(scope="session")
+def small_bundle(tmp_path_factory) -> Bundle:
+    """Self attention with a padding mask; read it, never write to it."""
+    return export(small_spec(), tmp_path_factory.mktemp("small") / "bundle")
+
+
+@pytest.fixture(scope="session")
+def demo_bundle(tmp_path_factory) -> Bundle:
+    """The demo's: a real layer with real inputs."""
+    return export("minilm-l6-v2", tmp_path_factory.mktemp("demo") / "minilm-l6-v2")
+
+
+@pytest.fixture
+def cli():
+    """Run the command line in this process; the result has exit_code, stdout and stderr."""
+
+    def run(*arguments: object):
+        return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+    return run
+
+
+@pytest.fixture
+def random():
+    return np.random.default_rng(0)
