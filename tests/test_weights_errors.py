@@ -79,6 +79,17 @@ def test_wrong_missing_and_left_over_tensors_come_in_one_message_with_both_shape
     ]
 
 
+def test_a_wrong_shape_under_a_whole_layer_suggests_no_other_layer(tmp_path):
+    message = said(AttentionSpec(d_model=48, num_heads=4), bert_model(tmp_path), "encoder.layer.7.attention.")
+    assert "self.query.weight is [24, 24]; the spec needs [48, 48]" in message
+    assert "did you mean" not in message
+
+
+def test_one_matrix_of_four_makes_no_layout(tmp_path):
+    file = saved(tmp_path / "m", {"proj.weight": torch.ones(24, 24), "proj.bias": torch.ones(24)})
+    assert "no known attention layout; it holds proj.bias, proj.weight" in said(SPEC, file)
+
+
 def test_a_packed_matrix_of_the_wrong_shape_says_what_it_stacks(tmp_path):
     spec = AttentionSpec(d_model=24, num_heads=4, num_kv_heads=2)
     message = said(spec, saved(tmp_path / "m", torch_mha(SPEC).state_dict()))

@@ -77,23 +77,44 @@ def peak_bytes():
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def test_one_layer_of_a_large_file_is_read_without_the_rest(tmp_path):
-    """A hole of 4 GiB stands for the other layers."""
-    tensors = own_tensors(SPEC)
-    saved(tmp_path / "small", tensors, "layer.0.")
-    small = (tmp_path / "small").read_bytes()
+def file_with_a_hole(folder, tensors, hole):
+    """A safetensors file of layer.0 and of one more tensor, `hole` bytes large, that takes no disk."""
+    small = saved(folder / "small", tensors, "layer.0.").read_bytes()
     length = int.from_bytes(small[:8], "little")
-    header = json.loads(small[8 : 8 + length])
-    end, hole = len(small) - 8 - length, 2**32
-    header["other.weight"] = {"dtype": "F32", "shape": [hole // 4], "data_offsets": [end, end + hole]}
+    header, data = json.loads(small[8 : 8 + length]), small[8 + length :]
+    end = len(data) + hole
+    header["other.weight"] = {"dtype": "F32", "shape": [hole // 4], "data_offsets": [len(data), end]}
     text = json.dumps(header).encode()
-    with (tmp_path / "huge").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text + small[8 + length :])
-        file.truncate(8 + len(text) + end + hole)
+    with (folder / "huge").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text + data)
+        file.truncate(8 + len(text) + end)
+    return folder / "huge"
+
+
+def test_one_layer_of_a_large_file_is_read_without_the_rest(tmp_path):
+    tensors = own_tensors(SPEC)
+    file = file_with_a_hole(tmp_path, tensors, 2**32)
     before = peak_bytes()
-    loaded = read_weights(SPEC.with_weights(tmp_path / "huge", "layer.0.")).tensors
+    loaded = read_weights(SPEC.with_weights(file, "layer.0.")).tensors
     assert peak_bytes() - before < 2**30
     assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+
+
+CRAMPED = """
+import resource, sys
+from mha_deploy.spec import AttentionSpec
+from mha_deploy.weights import read_weights
+import torch
+resource.setrlimit(resource.RLIMIT_AS, (2**35, 2**35))
+read_weights(AttentionSpec(d_model=24, num_heads=4).with_weights(sys.argv[1], "layer.0."))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds a process to RLIMIT_AS")
+def test_a_file_that_cannot_be_mapped_is_said_to_be_too_large(tmp_path):
+    file = file_with_a_hole(tmp_path, own_tensors(SPEC), 2**36)
+    done = subprocess.run([sys.executable, "-c", CRAMPED, file], capture_output=True, text=True, check=False)
+    assert f"WeightsError: cannot map checkpoint {file} into memory" in done.stderr
 
 
 def test_seeded_weights_depend_on_the_seed_alone_and_leave_the_global_random_state():

@@ -140,7 +140,7 @@ def open_checkpoint(path: Path) -> Iterator[Checkpoint]:
                 f"checkpoint {path} is a damaged or cut-off safetensors file ({error}); "
                 "copy or download it again"
             ) from error
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, MemoryError) as error:
             raise WeightsError(
                 f"cannot map checkpoint {path} into memory ({error}); copy the layer's tensors into a "
                 "smaller file, or use a machine with more memory"
