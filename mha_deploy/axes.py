@@ -65,17 +65,16 @@ def _name_frozen_axis(path: Path, session: Session, spec: AttentionSpec, judge: 
     if isinstance(_failure(session, judge, sized_case(spec, traced)), str):
         return  # wrong even there: not a matter of axes
     for dim in spec.dims:
-        if dim.min == dim.max:
-            continue
-        other = dim.min if traced[dim.name] != dim.min else dim.min + 1
-        moved = {**traced, dim.name: other}
-        failure = _failure(session, judge, sized_case(spec, moved))
-        if isinstance(failure, str):
-            node = _failing_node(failure) or _stuck_node(path, session.signature, spec, traced, moved)
-            raise FrozenAxisError(
-                f"axis {dim.name!r} is frozen{node}: the graph is right at {describe(traced)}, the sizes "
-                f"it was traced at, but not at {describe(moved)}: {failure}"
-            )
+        # Below and above: a slice to the traced length is right at every shorter one.
+        for size in {dim.min, min(traced[dim.name] + 1, dim.max), dim.max} - {traced[dim.name]}:
+            moved = {**traced, dim.name: size}
+            failure = _failure(session, judge, sized_case(spec, moved))
+            if isinstance(failure, str):
+                node = _failing_node(failure) or _stuck_node(path, session.signature, spec, traced, moved)
+                raise FrozenAxisError(
+                    f"axis {dim.name!r} is frozen{node}: the graph is right at {describe(traced)}, the "
+                    f"sizes it was traced at, but not at {describe(moved)}: {failure}"
+                )
 
 
 def _failing_node(failure: str) -> str:

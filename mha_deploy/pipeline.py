@@ -80,7 +80,7 @@ def export(
         canonical = _canonical(block, staging)
         bundle = Bundle(staging, replace(manifest, artifacts=(canonical,)))
         with bundle.open_session(CANONICAL) as session:
-            proof = prove_axes(staging / GRAPH_FILE, session, block, Judge(bundle), progress)
+            proof = prove_axes(staging / GRAPH_FILE, session, block, Judge(module), progress)
         proved = {**canonical.details, "axes_proved_at": [result.name for result in proof]}
         replace(manifest, artifacts=(replace(canonical, details=proved),)).write(staging)
     return Bundle.load(out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from mha_deploy.cases import Case, standard_cases
 from mha_deploy.precision import Precision, numpy_dtype
 from mha_deploy.sessions import Placement, Session
 from mha_deploy.signature import Array, Feeds, Signature
+
+if TYPE_CHECKING:
+    from mha_deploy.attention import MultiHeadAttention
 
 PERTURBED_RUNS = 8
 YARDSTICK_FACTOR = 2.0
@@ -114,7 +117,7 @@ def verify(
     chosen = [bundle.artifact(name) for name in artifacts] or list(bundle.artifacts)
     cases = cases or standard_cases(bundle.spec, bundle.real_inputs())
     results, providers = [], {}
-    judge = Judge(bundle)
+    judge = Judge(bundle.reference())
     for artifact in chosen:
         with bundle.open_session(artifact.name, placement) as session:
             providers[artifact.name] = session.provider
@@ -125,10 +128,10 @@ def verify(
 
 
 class Judge:
-    """Judges sessions over one bundle's block; the reference is built once for all cases."""
+    """Judges sessions against one reference module, which is converted once for all cases."""
 
-    def __init__(self, bundle: Bundle) -> None:
-        self._module = bundle.reference()
+    def __init__(self, module: MultiHeadAttention) -> None:
+        self._module = module
         self._references: dict[tuple[str, Precision], Session] = {}
 
     def __call__(self, session: Session, artifact: str, case: Case) -> CaseResult:

@@ -1,0 +1,177 @@
+"""The session contract, over every runtime there is, a fake one included."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from conftest import small_spec
+
+from mha_deploy.attention import MultiHeadAttention
+from mha_deploy.errors import FeedError, FrozenAxisError, GraphError, MissingError, SessionError
+from mha_deploy.precision import Precision
+from mha_deploy.sessions import Placement, open_session
+from mha_deploy.sessions.fake import FakeSession
+from mha_deploy.sessions.onnx_runtime import OnnxRuntimeSession
+from mha_deploy.sessions.reference import ReferenceSession
+
+SIGNATURE = small_spec().signature
+RUNTIMES = ["fake", "torch-fp64", "torch-fp32", "torch-fp16", "torch-bf16", "onnxruntime"]
+
+
+@pytest.fixture(params=RUNTIMES)
+def session(request, small_bundle):
+    if request.param == "fake":
+        opened = FakeSession(SIGNATURE, lambda feeds: {"y": feeds["x"]})
+    elif request.param.startswith("torch"):
+        opened = ReferenceSession(small_bundle.reference(), Precision(request.param.removeprefix("torch-")))
+    else:
+        opened = small_bundle.open_session()
+    with opened:
+        yield opened
+
+
+def feeds(batch=2, seq=5):
+    x = np.random.default_rng(batch * 100 + seq).standard_normal((batch, seq, 32), dtype=np.float32)
+    return {"x": x, "mask": np.ones((batch, seq), bool)}
+
+
+def test_outputs_have_the_names_shapes_and_dtypes_of_the_signature(session):
+    outputs = session.run(feeds())
+    assert {name: (a.shape, a.dtype.name) for name, a in outputs.items()} == {
+        "y": ((2, 5, 32), session.signature.outputs[0].dtype)
+    }
+
+
+def test_an_answer_belongs_to_the_caller_and_a_later_run_does_not_touch_it(session):
+    first = session.run(feeds())["y"]
+    kept = first.copy()
+    session.run({name: np.zeros_like(array) for name, array in feeds().items()})
+    np.testing.assert_array_equal(first, kept)
+    first += 1
+    np.testing.assert_array_equal(session.run(feeds())["y"], kept)
+
+
+def test_inputs_are_left_as_they_were(session):
+    given = feeds()
+    before = {name: array.copy() for name, array in given.items()}
+    session.run(given)
+    assert all(np.array_equal(given[name], before[name]) for name in given)
+
+
+def test_a_large_run_leaves_nothing_in_a_small_one(session):
+    alone = session.run(feeds(1, 3))["y"]
+    session.run(feeds(6, 64))
+    after = session.run(feeds(1, 3))["y"]
+    assert after.shape == (1, 3, 32)
+    np.testing.assert_array_equal(after, alone)
+
+
+def test_read_only_and_strided_inputs_run(session):
+    given = feeds()
+    given["x"].setflags(write=False)
+    wide = np.zeros((2, 10), bool)
+    wide[:, ::2] = True
+    np.testing.assert_array_equal(
+        session.run({**given, "mask": wide[:, ::2]})["y"], session.run(feeds())["y"]
+    )
+
+
+def test_run_after_close_is_refused_and_closing_twice_is_not(session):
+    session.close()
+    session.close()
+    with pytest.raises(SessionError, match="is closed; open a new one"):
+        session.run(feeds())
+
+
+def test_a_second_thread_is_refused(session):
+    session.run(feeds())
+    caught = []
+
+    def run():
+        try:
+            session.run(feeds())
+        except SessionError as error:
+            caught.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert "belongs to another thread; open one per thread" in caught[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"x": np.zeros((2, 65, 32), np.float32), "mask": np.ones((2, 65), bool)},
+            r"seq = 65; .* takes seq 1\.\.64",
+        ),
+        (
+            {"x": np.zeros((2, 5, 31), np.float32)},
+            r"shape \[2, 5, 31\]; expected x \[batch, seq, 32\] float32",
+        ),
+        ({"x": np.zeros((2, 5, 32))}, "dtype float64; expected x .* float32"),
+        ({"mask": np.ones((2, 6), bool)}, r"shape \[2, 6\], so seq = 6, but an earlier input has seq = 5"),
+        ({"mask": np.ones((2, 5), np.int64)}, "dtype int64; expected mask .*True = keep"),
+        ({"extra": np.zeros(1)}, "got inputs extra, mask, x; expected mask, x"),
+    ],
+)
+def test_feeds_that_do_not_meet_the_signature_are_refused_before_the_runtime(session, change, message):
+    with pytest.raises(FeedError, match=message):
+        session.run({**feeds(), **change})
+
+
+def test_an_answer_of_another_shape_than_the_signature_says_is_an_error():
+    fake = FakeSession(SIGNATURE, lambda feeds: {"y": feeds["x"][:1]})
+    with pytest.raises(FrozenAxisError, match=r"'y' with shape \[1, 5, 32\]; expected \[2, 5, 32\]"):
+        fake.run(feeds())
+
+
+def test_cuda_on_a_machine_without_it_is_an_error_that_names_both_providers(small_bundle):
+    with pytest.raises(
+        MissingError, match=r"CUDAExecutionProvider was asked for, but .*CPUExecutionProvider"
+    ) as caught:
+        small_bundle.open_session(placement=Placement("cuda"))
+    assert caught.value.exit_code == 3
+
+
+def test_an_allowed_fallback_runs_and_shows_what_runs(small_bundle):
+    with small_bundle.open_session(placement=Placement("cuda", fallback="cpu")) as session:
+        assert session.provider == "CPUExecutionProvider"
+        assert session.run(feeds())["y"].shape == (2, 5, 32)
+
+
+def test_onnxruntime_uses_the_threads_it_is_given(small_bundle):
+    with small_bundle.open_session(placement=Placement(threads=1)) as session:
+        assert session._session.get_session_options().intra_op_num_threads == 1
+
+
+def test_an_unknown_device_is_refused():
+    with pytest.raises(SessionError, match=r"device 'tpu'.* expected a device of cpu, cuda"):
+        Placement("tpu")
+
+
+def test_a_file_that_onnxruntime_cannot_load_is_one_line(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"garbage")
+    with pytest.raises(GraphError, match=r"ONNX Runtime cannot load .*model\.onnx: .+") as caught:
+        OnnxRuntimeSession(path, SIGNATURE)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_artifact_of_an_unknown_runtime_is_refused(small_bundle):
+    from dataclasses import replace
+
+    with pytest.raises(SessionError, match="needs runtime 'abacus'"):
+        open_session(small_bundle.folder, replace(small_bundle.artifact(), runtime="abacus"), Placement())
+
+
+def test_the_reference_goes_through_a_large_batch_in_parts_with_the_same_answer(small_bundle, monkeypatch):
+    module = small_bundle.reference()
+    assert isinstance(module, MultiHeadAttention)
+    whole = ReferenceSession(module, Precision.FP64).run(feeds(6, 9))["y"]
+    monkeypatch.setattr("mha_deploy.sessions.reference.SCORES_LIMIT", 4 * 9 * 9)
+    parts = ReferenceSession(module, Precision.FP64).run(feeds(6, 9))["y"]
+    np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-14)
