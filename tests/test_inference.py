@@ -1,0 +1,144 @@
+"""Batched inference: every answer equals the one the request gets alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import small_spec
+
+from mha_deploy.errors import FeedError
+from mha_deploy.inference import infer
+from mha_deploy.pipeline import export
+
+
+@pytest.fixture(scope="module")
+def cross_bundle(tmp_path_factory):
+    spec = small_spec(kind="cross", kdim=20, vdim=24, dims=())
+    return export(spec, tmp_path_factory.mktemp("cross") / "bundle")
+
+
+@pytest.fixture(scope="module")
+def full_bundle(tmp_path_factory):
+    return export(small_spec(mask="full"), tmp_path_factory.mktemp("full") / "bundle")
+
+
+def packed(random, lengths):
+    x = random.standard_normal((sum(lengths), 32), dtype=np.float32)
+    return {"x": x, "lengths": np.array(lengths)}
+
+
+@pytest.mark.parametrize("budget", [1, 40, 10_000])
+def test_packed_answers_equal_those_of_each_request_alone(small_bundle, random, budget):
+    tensors = packed(random, [5, 64, 1, 7, 6, 6, 33, 2, 1, 30, 5, 5])
+    answers = infer(small_bundle, tensors, token_budget=budget)
+    start = 0
+    for length in tensors["lengths"]:
+        alone = {"x": tensors["x"][start : start + length], "lengths": np.array([length])}
+        np.testing.assert_allclose(
+            answers.y[start : start + length], infer(small_bundle, alone).y, rtol=0, atol=1e-6
+        )
+        start += length
+    assert answers.report.tokens == start
+    assert answers.report.requests == 12
+
+
+def test_a_larger_budget_makes_fewer_batches(small_bundle, random):
+    tensors = packed(random, [5] * 12)
+    batches = [infer(small_bundle, tensors, token_budget=budget).report.batches for budget in (1, 20, 1000)]
+    assert batches == [12, 3, 2]  # the graph's largest batch is 6
+
+
+def test_packed_cross_attention_takes_two_lengths_a_request(cross_bundle, random):
+    q_lengths, kv_lengths = [3, 9, 4], [8, 8, 2]
+    tensors = {
+        "query": random.standard_normal((16, 32), dtype=np.float32),
+        "key": random.standard_normal((18, 20), dtype=np.float32),
+        "value": random.standard_normal((18, 24), dtype=np.float32),
+        "q_lengths": np.array(q_lengths),
+        "kv_lengths": np.array(kv_lengths),
+    }
+    together = infer(cross_bundle, tensors).y
+    last = {
+        "query": tensors["query"][12:][None],
+        "key": tensors["key"][16:][None],
+        "value": tensors["value"][16:][None],
+        "mask": np.ones((1, 2), bool),
+    }
+    np.testing.assert_allclose(together[12:], infer(cross_bundle, last).y[0], rtol=0, atol=1e-6)
+
+
+def test_padded_batches_beyond_the_largest_run_in_slices(small_bundle, random):
+    x = random.standard_normal((13, 5, 32), dtype=np.float32)
+    mask = np.arange(5)[None, :] < random.integers(1, 6, 13)[:, None]
+    answers = infer(small_bundle, {"x": x, "mask": mask})
+    assert answers.report.batches == 3
+    for i in (0, 6, 12):
+        alone = infer(small_bundle, {"x": x[i : i + 1], "mask": mask[i : i + 1]}).y[0]
+        np.testing.assert_allclose(answers.y[i], alone, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mask", "form"),
+    [
+        ([[True, True, False, False]], "keep"),
+        ([[1, 1, 0, 0]], "keep"),
+        ([[False, False, True, True]], "ignore"),
+        ([[0.0, 0.0, -np.inf, -np.inf]], "additive"),
+        ([[[[True, True, False, False]]]], "keep"),
+    ],
+)
+def test_every_accepted_form_of_a_mask_gives_the_same_answer(small_bundle, random, mask, form):
+    x = random.standard_normal((1, 4, 32), dtype=np.float32)
+    right = infer(small_bundle, {"x": x[:, :2], "mask": np.ones((1, 2), bool)}).y
+    y = infer(small_bundle, {"x": x, "mask": np.array(mask)}, mask_form=form).y
+    np.testing.assert_allclose(y[:, :2], right, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (np.zeros((1, 4), np.float32), r"shape \[1, 4\] and dtype float32; expected boolean, True = keep"),
+        (np.full((1, 4), 2), r"dtype int64; expected boolean, True = keep"),
+        (np.ones((2, 4), bool), r"padding mask has shape \[2, 4\]; expected \[1, 4\].*True = keep"),
+        (np.ones((1, 4, 4), bool), r"padding mask has shape \[1, 4, 4\]; expected \[1, 4\]"),
+    ],
+)
+def test_every_other_form_is_refused_with_its_shape_and_the_convention(small_bundle, mask, message):
+    with pytest.raises(FeedError, match=message):
+        infer(small_bundle, {"x": np.zeros((1, 4, 32), np.float32), "mask": mask})
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (1, 1, 1, 3), (3, 1, 1, 3), (3, 1, 3, 3), (3, 3, 3)])
+def test_broadcast_forms_of_a_full_mask_match_the_formula(full_bundle, random, shape):
+    """Batch, queries and keys are all 3, so that a wrong alignment would not fail but be wrong."""
+    mask = random.random(shape) > 0.4
+    x = random.standard_normal((3, 3, 32), dtype=np.float32)
+    y = infer(full_bundle, {"x": x, "attn_mask": mask}).y
+    per_sample = {2: mask[None], 3: mask}.get(mask.ndim, mask[:, 0] if mask.ndim == 4 else mask)
+    keep = np.broadcast_to(per_sample, (3, 3, 3))
+    for i in range(3):
+        np.testing.assert_allclose(y[i], formula(full_bundle, x[i], keep[i]), rtol=0, atol=1e-5)
+
+
+def test_a_mask_per_head_is_refused(full_bundle):
+    feeds = {"x": np.zeros((3, 3, 32), np.float32), "attn_mask": np.ones((3, 4, 3, 3), bool)}
+    with pytest.raises(FeedError, match=r"full mask has shape \[3, 4, 3, 3\].*one mask serves all heads"):
+        infer(full_bundle, feeds)
+
+
+def test_a_packed_request_for_a_full_mask_is_refused(full_bundle, random):
+    with pytest.raises(FeedError, match="a full one; give padded arrays"):
+        infer(full_bundle, packed(random, [3]))
+
+
+def formula(bundle, x, keep):
+    """softmax(Q K^T / sqrt(d)) V for one sample, in numpy, from the formula."""
+    w = {name: tensor.numpy().astype(np.float64) for name, tensor in bundle.reference().state_dict().items()}
+    q, k, v = (
+        (x @ w[f"{name}.weight"].T + w[f"{name}.bias"]).reshape(len(x), 4, 8).transpose(1, 0, 2)
+        for name in ("query", "key", "value")
+    )
+    weights = np.exp(q @ k.transpose(0, 2, 1) / np.sqrt(8)) * keep
+    sums = weights.sum(-1, keepdims=True)
+    context = np.divide(weights, sums, out=np.zeros_like(weights), where=sums > 0) @ v
+    return context.transpose(1, 0, 2).reshape(len(x), 32) @ w["output.weight"].T + w["output.bias"]
