@@ -1,0 +1,131 @@
+"""What the commands print, in their good course."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+from click.testing import CliRunner
+from conftest import small_spec
+from safetensors.numpy import load_file
+
+from mha_deploy.bundle import Bundle
+from mha_deploy.cli import main
+from mha_deploy.pipeline import export
+
+
+def test_help_names_the_commands_in_the_order_of_the_pipeline():
+    text = CliRunner().invoke(main, ["--help"]).output
+    places = [
+        text.index(f"  {name} ") for name in ("export", "verify", "infer", "bench", "inspect", "doctor")
+    ]
+    assert places == sorted(places)
+
+
+def test_version_is_the_packages():
+    from importlib.metadata import version
+
+    assert version("mha-deploy") in CliRunner().invoke(main, ["--version"]).output
+
+
+def test_export_says_what_it_recognised_and_where_the_axes_were_proved(cli, tmp_path):
+    result = cli("export", "minilm-l6-v2", "-o", tmp_path / "bundle")
+    assert result.exit_code == 0
+    assert "weights: BERT (self.query, output.dense)" in result.stdout
+    assert "axes: batch 1..8..32, seq 1..128..512; proved at" in result.stdout
+
+
+def test_export_again_replaces_the_bundle_and_its_files_do_not_grow(tmp_path):
+    sizes = []
+    for _ in range(3):
+        bundle = export(small_spec(d_model=64), tmp_path / "bundle", inline_limit=1000)
+        sizes.append({r.file: (bundle.folder / r.file).stat().st_size for r in bundle.artifact().files})
+        assert {p.name for p in bundle.folder.iterdir()} == {
+            "manifest.json",
+            "model.onnx",
+            "model.onnx.data",
+            "weights.safetensors",
+        }
+    assert sizes[0] == sizes[1] == sizes[2]
+    assert not list(tmp_path.glob(".bundle*"))
+
+
+def test_verify_prints_a_table_with_allowed_and_needed(cli, small_bundle):
+    result = cli("verify", small_bundle.folder)
+    assert result.exit_code == 0
+    for word in ("padding-garbage", "allowed", "needed", "yardstick", "PASSED: 9 of 9 cases"):
+        assert word in result.stdout
+
+
+def test_infer_reports_requests_batches_and_padding(cli, demo_bundle, tmp_path):
+    inputs = demo_bundle.folder / "inputs.safetensors"
+    result = cli("infer", demo_bundle.folder, inputs, "-o", tmp_path / "y.npz", "--json")
+    report = json.loads(result.stdout)
+    assert (report["requests"], report["tokens"], report["shape"]) == (12, 591, [591, 384])
+    assert len(report["batch_ms"]) == report["batches"] <= 12
+    assert np.load(tmp_path / "y.npz")["y"].shape == (591, 384)
+
+
+def test_bench_prints_figures_with_their_conditions(cli, small_bundle, tmp_path):
+    out = tmp_path / "bench.json"
+    options = ("--grid", "batch=1,2", "--grid", "seq=8", "--seconds", "0.05", "-o", out)
+    result = cli("bench", small_bundle.folder, *options)
+    assert result.exit_code == 0
+    for word in ("p50 ms", "p99 ms", "of ceiling", "nearest rank", "CPUExecutionProvider", "onnxruntime"):
+        assert word in result.stdout
+    report = json.loads(out.read_text())
+    assert [cell["sizes"] for cell in report["cells"]] == [{"batch": 1, "seq": 8}, {"batch": 2, "seq": 8}]
+    for cell in report["cells"]:
+        assert len(cell["samples_ms"]) == cell["samples"] >= 12
+        assert (cell["p99_ms"] is None) == (cell["samples"] < 459)
+        assert cell["p50_ms"] in cell["samples_ms"]
+    assert report["ceiling"]["gflops"] > 0
+
+
+def test_inspect_shows_where_the_bundle_came_from(cli, demo_bundle):
+    result = cli("inspect", demo_bundle.folder)
+    for word in ("12 heads", "mask [batch, seq] bool", "BERT", "model.onnx", "encoder.layer.3.attention."):
+        assert word in result.stdout
+    manifest = json.loads(cli("inspect", demo_bundle.folder, "--json").stdout)
+    assert manifest["provenance"]["checkpoint"]["layout"] == "BERT (self.query, output.dense)"
+
+
+def test_a_bundle_names_no_folder_of_the_machine_that_made_it(demo_bundle):
+    text = (demo_bundle.folder / "manifest.json").read_text()
+    assert str(demo_bundle.folder.parent) not in text
+    assert '"/' not in text
+
+
+def test_doctor_lists_what_is_here_and_what_is_missing(cli):
+    result = cli("doctor", "--json")
+    findings = {finding["what"]: finding for finding in json.loads(result.stdout)}
+    assert result.exit_code == 0
+    assert findings["torch"]["state"] == "ok"
+    assert {"cpu features", "execution providers", "NVIDIA GPU", "tensorrt"} <= set(findings)
+    assert "this machine" in cli("doctor").stdout
+
+
+def test_json_on_stdout_stands_alone(small_bundle):
+    command = [sys.executable, "-m", "mha_deploy", "inspect", str(small_bundle.folder), "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    json.loads(result.stdout)
+    assert result.stderr == ""
+
+
+def test_the_library_does_what_the_command_line_does(tmp_path, random):
+    import mha_deploy
+
+    bundle = mha_deploy.export(small_spec(), tmp_path / "bundle")
+    assert isinstance(bundle, Bundle)
+    assert mha_deploy.verify(mha_deploy.Bundle.load(tmp_path / "bundle")).passed
+    with bundle.open_session() as session:
+        feeds = {"x": random.standard_normal((2, 3, 32), dtype=np.float32), "mask": np.ones((2, 3), bool)}
+        y = session.run(feeds)["y"]
+    import torch
+
+    expected = bundle.reference()(*map(torch.from_numpy, feeds.values()))
+    torch.testing.assert_close(torch.from_numpy(y), expected.detach(), rtol=1e-5, atol=1e-6)
+    assert callable(mha_deploy.bench)  # the function, not the module of a like name
+    assert load_file(bundle.folder / "weights.safetensors").keys() == bundle.reference().state_dict().keys()
