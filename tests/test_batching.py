@@ -181,7 +181,10 @@ def test_lengths_16_and_20_share_one_run_of_two_rows_under_the_right_mask():
 
 
 def test_a_short_request_does_not_join_a_long_one():
-    assert [plan.members for plan in plan_batches(SELF, requests_of(SELF, [(4, 4), (24, 24)]))] == [(1,), (0,)]
+    assert [plan.members for plan in plan_batches(SELF, requests_of(SELF, [(4, 4), (24, 24)]))] == [
+        (1,),
+        (0,),
+    ]
 
 
 def test_a_request_beyond_the_budget_runs_alone():
@@ -190,8 +193,9 @@ def test_a_request_beyond_the_budget_runs_alone():
 
 
 def test_filling_up_to_the_smallest_batch_keeps_no_request_from_joining():
-    # A batch of one pads to two rows here: a second request costs nothing.
-    plans = plan_batches(RAISED, requests_of(RAISED, [(8, 8)] * 4))
+    # Alone, a request is run as a batch of four just the same: three more cost nothing.
+    spec = block(Dim("batch", 4, 4, 8), Dim("seq", 1, 8, 24))
+    plans = plan_batches(spec, requests_of(spec, [(8, 8)] * 4))
     assert [len(plan.members) for plan in plans] == [4]
 
 
@@ -208,10 +212,16 @@ def test_filling_up_to_the_shortest_length_keeps_no_request_from_joining():
         (SELF, (25, 25), "request 1 has seq = 25; this block takes seq 1..24"),
         (CROSS, (25, 3), "request 1 has q_len = 25; this block takes q_len 1..24"),
         (CROSS, (3, 25), "request 1 has kv_len = 25; this block takes kv_len 1..24"),
-        (block(Dim("seq", 5, 8, 24), mask="none"), (4, 4), "request 1 has seq = 4; this block takes seq 5..24"),
+        (
+            block(Dim("seq", 5, 8, 24), mask="none"),
+            (4, 4),
+            "request 1 has seq = 4; this block takes seq 5..24",
+        ),
     ],
 )
-def test_a_request_too_long_or_too_short_is_refused_by_index_and_range_before_anything_runs(spec, wrong, said):
+def test_a_request_too_long_or_too_short_is_refused_by_index_and_range_before_anything_runs(
+    spec, wrong, said
+):
     ran = []
     with pytest.raises(FeedError, match=re.escape(said)):
         run_requests(open_fake(spec, ran), spec, requests_of(spec, [(6, 6), wrong, (6, 6)]))

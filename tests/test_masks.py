@@ -53,7 +53,9 @@ def test_the_same_mask_in_every_form_averages_the_two_kept_values(mask, form):
     # The case of a padding mask read the wrong way round: 1.5 is right, 100 is the inverted mask.
     keep = keep_mask(mask, PADDING, (1, 4, 4), form)
     zeros, values = np.zeros((1, 1, 4, 2)), np.array([1.0, 2, 100, 100]).reshape(1, 1, 4, 1)
-    np.testing.assert_array_equal(attend(zeros, zeros, values, keep[:, None, None, :]), np.full((1, 1, 4, 1), 1.5))
+    np.testing.assert_array_equal(
+        attend(zeros, zeros, values, keep[:, None, None, :]), np.full((1, 1, 4, 1), 1.5)
+    )
 
 
 @pytest.mark.parametrize("shape", [(Q, K), (1, 1, 1, K), (B, 1, 1, K), (1, 1, Q, K), (B, 1, Q, K), (B, Q, K)])
@@ -101,7 +103,19 @@ def test_any_other_shape_of_a_full_mask_is_refused_with_it_and_the_convention(sh
 
 @pytest.mark.parametrize(
     "shape",
-    [(2, K), (1, K), (K,), (), (B, K - 1), (B, 1), (B, Q, K), (B, 1, K), (B, 1, Q, K), (B, H, 1, K), (1, 1, 1, 1)],
+    [
+        (2, K),
+        (1, K),
+        (K,),
+        (),
+        (B, K - 1),
+        (B, 1),
+        (B, Q, K),
+        (B, 1, K),
+        (B, 1, Q, K),
+        (B, H, 1, K),
+        (1, 1, 1, 1),
+    ],
 )
 def test_any_other_shape_of_a_padding_mask_is_refused_with_it_and_the_convention(shape):
     said = refusal(np.ones(shape, bool), PADDING)
@@ -136,13 +150,18 @@ def test_an_additive_mask_of_other_values_is_refused(value):
     mask = np.zeros((B, K), np.float32)
     mask[1, 2] = value
     said = refusal(mask, PADDING, "additive")
-    assert "additive mask of shape [3, 5] holds other values than 0 (keep) and -inf or -3.4e+38 (ignore)" in said
+    assert (
+        "additive mask of shape [3, 5] holds other values than 0 (keep) and -inf or -3.4e+38 (ignore)" in said
+    )
 
 
 @pytest.mark.parametrize("dtype", [bool, np.int64])
 def test_an_additive_mask_that_is_not_floating_point_is_refused_with_its_shape(dtype):
     said = refusal(np.zeros((B, K), dtype), PADDING, "additive")
-    assert f"dtype {np.dtype(dtype).name}; the form 'additive' is floating point, 0 = keep, -inf = ignore" in said
+    assert (
+        f"dtype {np.dtype(dtype).name}; the form 'additive' is floating point, 0 = keep, -inf = ignore"
+        in said
+    )
     assert "[3, 5]" in said
 
 

@@ -42,7 +42,9 @@ def test_the_names_of_lengths_follow_the_kind():
     assert length_names(CROSS) == ("q_lengths", "kv_lengths")
 
 
-@pytest.mark.parametrize(("name", "packed"), [("lengths", True), ("q_lengths", True), ("kv_lengths", True), ("mask", False)])
+@pytest.mark.parametrize(
+    ("name", "packed"), [("lengths", True), ("q_lengths", True), ("kv_lengths", True), ("mask", False)]
+)
 def test_arrays_with_lengths_are_packed(name, packed):
     assert is_packed({"x": np.zeros(1), name: np.ones(1)}) is packed
 
@@ -81,7 +83,7 @@ def test_lengths_whose_sum_overflows_their_own_dtype_are_summed_in_full():
     ("lengths", "said"),
     [
         (np.array([], np.int64), "'lengths' has shape [0], dtype int64; expected at least one length"),
-        (np.array([3, 0]), "'lengths' has shape [2], dtype int64; expected at least one length, whole numbers of at least 1"),
+        (np.array([3, 0]), "'lengths' has shape [2], dtype int64; expected at least one length"),
         (np.array([4, -1]), "whole numbers of at least 1"),
         (np.array([1.0, 2.0]), "'lengths' has shape [2], dtype float64"),
         (np.array([[1, 2]]), "'lengths' has shape [1, 2], dtype int64"),
@@ -118,7 +120,9 @@ def test_a_block_with_a_full_mask_takes_padded_arrays_only():
     full = AttentionSpec(WIDTH, 2, mask="full")
     said = refusal(full, {"x": numbered(3, WIDTH), "lengths": np.array([3])})
     assert said == "packed requests carry no mask, but this block needs a full one; give padded arrays"
-    said = refusal(full, {"x": numbered(3, WIDTH), "lengths": np.array([3]), "attn_mask": np.ones((3, 3), bool)})
+    said = refusal(
+        full, {"x": numbered(3, WIDTH), "lengths": np.array([3]), "attn_mask": np.ones((3, 3), bool)}
+    )
     assert said.endswith("(a full mask needs padded arrays)")
 
 

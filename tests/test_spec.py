@@ -40,7 +40,10 @@ def test_the_order_in_which_biases_are_named_makes_no_other_spec():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"d_model": 25}, "d_model = 25 does not divide by num_heads = 4; change one of them or set head_dim"),
+        (
+            {"d_model": 25},
+            "d_model = 25 does not divide by num_heads = 4; change one of them or set head_dim",
+        ),
         ({"d_model": 0}, "d_model = 0; expected a whole number of at least 1"),
         ({"d_model": True}, "d_model = True; expected a whole number of at least 1"),
         ({"num_heads": -4}, "num_heads = -4; expected a whole number of at least 1"),
@@ -53,7 +56,10 @@ def test_the_order_in_which_biases_are_named_makes_no_other_spec():
         ({"mask": "causal"}, "mask = 'causal'; expected one of 'none', 'padding', 'full'"),
         ({"norm": "layer"}, "norm = 'layer'; expected one of 'none', 'pre', 'post'"),
         ({"causal": 1}, "causal = 1; expected true or false"),
-        ({"bias": ("q",)}, "bias names 'q'; expected true, false or a list of 'query', 'key', 'value', 'output'"),
+        (
+            {"bias": ("q",)},
+            "bias names 'q'; expected true, false or a list of 'query', 'key', 'value', 'output'",
+        ),
         ({"dropout": 1.0}, "dropout = 1.0; expected 0 <= dropout < 1"),
         ({"dropout": math.nan}, "dropout = nan; expected 0 <= dropout < 1"),
         ({"norm_eps": 0.0}, "norm_eps = 0.0; expected a number above 0"),

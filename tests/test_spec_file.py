@@ -67,7 +67,9 @@ def test_the_lengths_of_the_vision_preset_are_its_patches_and_the_class_token():
 
 def test_the_real_checkpoint_and_its_twelve_sentences_lie_beside_their_preset():
     spec = load_spec("minilm-l6-v2")
-    assert set(read_weights(spec).tensors) == {f"{p}.{kind}" for p in PROJECTIONS for kind in ("weight", "bias")}
+    assert set(read_weights(spec).tensors) == {
+        f"{p}.{kind}" for p in PROJECTIONS for kind in ("weight", "bias")
+    }
     requests = unpack(spec, read_tensors(preset_dir() / "minilm-l6-v2-layer3.inputs.safetensors"))
     assert len(requests) == 12
     assert spec.inputs_file == str(preset_dir() / "minilm-l6-v2-layer3.inputs.safetensors")
@@ -193,7 +195,9 @@ def test_an_empty_checkpoint_name_is_not_taken_for_random_weights(tmp_path):
 
 
 def test_a_name_that_is_neither_file_nor_preset_is_answered_with_the_presets():
-    with pytest.raises(SpecError, match=f"no spec 'bert': neither a TOML file.*presets: {', '.join(sorted(SIZES))}"):
+    with pytest.raises(
+        SpecError, match=f"no spec 'bert': neither a TOML file.*presets: {', '.join(sorted(SIZES))}"
+    ):
         load_spec("bert")
 
 
