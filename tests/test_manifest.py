@@ -66,7 +66,9 @@ json_values = st.recursive(
     max_leaves=8,
 )
 json_tables = st.dictionaries(st.text(), json_values, max_size=4)
-records = st.builds(FileRecord, st.text(min_size=1).filter(lambda t: "/" not in t), st.text(), st.integers(0))
+records = st.builds(
+    FileRecord, st.text(min_size=1).filter(lambda t: Path(t).name == t != ".."), st.text(), st.integers(0)
+)
 artifacts = st.builds(
     Artifact,
     name=st.text(),

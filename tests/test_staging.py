@@ -237,6 +237,15 @@ def test_the_old_folder_that_a_killed_run_had_set_aside_is_removed_by_the_next(t
     assert names(tmp_path) == ["bundle"]
 
 
+def test_the_old_folder_that_a_killed_run_had_set_aside_comes_back_where_its_place_is_empty(tmp_path):
+    target = tmp_path / "bundle"
+    filled(tmp_path / f".bundle.previous-{DEAD}")
+    with pytest.raises(ValueError, match="halfway"):
+        stopped_halfway(staged_folder, target, ValueError)
+    assert names(tmp_path) == ["bundle"]
+    assert holds(target) == "old"
+
+
 def test_the_handler_of_the_termination_signal_is_put_back(tmp_path):
     before = signal.getsignal(signal.SIGTERM)
     with staged_folder(tmp_path / "bundle"):
