@@ -1,0 +1,92 @@
+"""What a machine says of itself."""
+
+import json
+import os
+import platform
+from pathlib import Path
+
+import pytest
+
+from mha_deploy import machine
+
+
+def files(monkeypatch, texts):
+    """Let the files of the system hold `texts`; those not named are missing."""
+
+    def read_text(path, **_):
+        if str(path) not in texts:
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return texts[str(path)]
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+
+
+def affinity(monkeypatch, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+
+
+@pytest.mark.parametrize(
+    ("quota", "usable"),
+    [
+        ("max 100000", 8),
+        ("400000 100000", 4),
+        ("250000 100000", 2),
+        ("50000 100000", 1),
+        ("1600000 100000", 8),
+        ("nonsense", 8),
+        ("", 8),
+    ],
+)
+def test_usable_cores_are_those_of_the_affinity_cut_by_the_quota(monkeypatch, quota, usable):
+    affinity(monkeypatch, 8)
+    files(monkeypatch, {"/sys/fs/cgroup/cpu.max": quota})
+    assert machine.usable_cpus() == usable
+
+
+def test_without_a_quota_the_affinity_counts(monkeypatch):
+    affinity(monkeypatch, 3)
+    files(monkeypatch, {})
+    assert machine.usable_cpus() == 3
+
+
+def test_without_an_affinity_every_core_counts(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    files(monkeypatch, {})
+    assert machine.usable_cpus() == 1
+
+
+def test_cpu_model_and_features_are_the_kernels(monkeypatch):
+    lines = (
+        "processor\t: 0",
+        "model name\t: A CPU: 2 GHz",
+        "flags\t\t: sse avx2 amx_int8 avx512fp16",
+        "bugs\t:",
+    )
+    cpuinfo = "\n".join(lines)
+    files(monkeypatch, {"/proc/cpuinfo": cpuinfo})
+    assert machine.cpu_model() == "A CPU: 2 GHz"
+    assert machine.cpu_features() == ("avx2", "amx_int8")
+
+
+def test_without_cpuinfo_there_is_a_model_still_and_no_feature(monkeypatch):
+    files(monkeypatch, {})
+    assert machine.cpu_model() in (platform.processor(), platform.machine())
+    assert machine.cpu_features() == ()
+
+
+def test_a_distribution_that_is_not_installed_has_no_version():
+    assert machine.version("no-such-distribution-anywhere") == ""
+    assert machine.version("numpy") == __import__("numpy").__version__
+
+
+def test_versions_hold_only_what_is_installed(monkeypatch):
+    monkeypatch.setattr(machine, "version", lambda name: "2.0" if name in ("torch", "tensorrt") else "")
+    assert machine.versions() == {"torch": "2.0", "tensorrt": "2.0"}
+
+
+def test_a_description_is_json_and_names_neither_host_nor_user():
+    described = json.loads(json.dumps(machine.describe()))
+    assert set(described) == {"system", "cpu", "cpu_features", "usable_cpus", "python", "versions"}
+    assert described["usable_cpus"] >= 1
+    assert described["system"] == f"{platform.system()} {platform.machine()}"
