@@ -118,9 +118,13 @@ def _joins(spec: AttentionSpec, members: list[Request], token_budget: int) -> bo
     q_lens, kv_lens = {m.q_len for m in members}, {m.kv_len for m in members}
     if spec.mask == "none" and (len(q_lens) > 1 or len(kv_lens) > 1):
         return False
-    padded = _tokens(spec, _sizes(spec, members))
-    real = sum(_request_tokens(spec, member) for member in members)
-    return padded <= token_budget and padded - real <= MAX_PADDING * padded
+    sizes = _sizes(spec, members)
+    if _tokens(spec, sizes) > token_budget:
+        return False
+    # What the dims' minima add would be there in any batch: it speaks against no member.
+    rows = _tokens(spec, {**sizes, spec.dims[0].name: len(members)})
+    real = sum(_tokens(spec, {**_sizes(spec, [m]), spec.dims[0].name: 1}) for m in members)
+    return rows - real <= MAX_PADDING * rows
 
 
 def _sizes(spec: AttentionSpec, members: list[Request]) -> dict[str, int]:

@@ -77,17 +77,26 @@ def _onnxruntime() -> Finding:
 def _providers() -> Finding:
     if importlib.util.find_spec("onnxruntime") is None:
         return Finding("execution providers", "missing", "they come with onnxruntime")
-    import onnxruntime
+    try:
+        import onnxruntime
 
-    listed = ", ".join(onnxruntime.get_available_providers())
+        listed = ", ".join(onnxruntime.get_available_providers())
+    except (ImportError, OSError, AttributeError) as error:
+        return Finding("execution providers", "problem", _broken("onnxruntime", error))
     return Finding("execution providers", "ok", f"{listed} (compiled in; a session shows which one runs)")
+
+
+def _broken(package: str, error: Exception) -> str:
+    return f"{package} is installed but does not load: {error}; uninstall it and install it again"
 
 
 def _cuda() -> Finding:
     if importlib.util.find_spec("torch") is None:
         return Finding("NVIDIA GPU", "missing", "torch is needed to look for one")
-    import torch
-
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return Finding("NVIDIA GPU", "problem", _broken("torch", error))
     if not torch.cuda.is_available():
         return Finding(
             "NVIDIA GPU", "missing", "none visible; one would bring engines that run and --device cuda"

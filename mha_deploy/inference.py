@@ -66,6 +66,8 @@ def with_keep_mask(spec: AttentionSpec, tensors: Feeds, form: str) -> dict[str, 
 
 def _run_padded(session: Session, spec: AttentionSpec, feeds: Mapping[str, Array]) -> Answers:
     rows = {len(array) if array.ndim else 0 for array in feeds.values()}
+    if not feeds:
+        raise FeedError("the inputs hold no arrays")
     if len(rows) != 1:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
         raise FeedError(f"inputs differ in their batch axis: {shapes}")
@@ -73,9 +75,12 @@ def _run_padded(session: Session, spec: AttentionSpec, feeds: Mapping[str, Array
     slices = np.array_split(np.arange(batch), max(1, math.ceil(batch / spec.dims[0].max)))
     parts, times = [], []
     for members in slices:
-        part = {name: array[members] for name, array in feeds.items()}
+        # A slice below the smallest batch is filled up with its last row, whose answers are dropped.
+        missing = max(0, spec.dims[0].min - len(members)) if len(slices) > 1 else 0
+        rows_taken = np.concatenate([members, np.repeat(members[-1:], missing)])
+        part = {name: array[rows_taken] for name, array in feeds.items()}
         begin = time.perf_counter()
-        parts.append(session.run(part)["y"])
+        parts.append(session.run(part)["y"][: len(members)])
         times.append((time.perf_counter() - begin) * 1e3)
     y = np.concatenate(parts)
     tokens = y.shape[0] * y.shape[1]

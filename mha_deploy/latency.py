@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 PERCENTILE_RULE = "nearest rank"
 CONFIDENCE = 0.99
@@ -22,7 +23,8 @@ def samples_needed(q: float, confidence: float = CONFIDENCE) -> int:
 def nearest_rank(samples: Sequence[float], q: float) -> float:
     """The smallest sample with at least the share `q` (0..1] of all samples at or below it."""
     ordered = sorted(samples)
-    return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
+    # In floating point 0.07 x 100 is above 7, and its ceiling a rank too high.
+    return ordered[max(0, math.ceil(Fraction(repr(q)) * len(ordered)) - 1)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from mha_deploy.staging import staged_file
 
 FORMAT = 1
 FILE_NAME = "manifest.json"
+PROVENANCE = ("mha_deploy", "created", "checkpoint", "machine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,10 @@ class FileRecord:
     file: str
     sha256: str
     bytes: int
+
+    def __post_init__(self) -> None:
+        if not self.file or Path(self.file).name != self.file or self.file == "..":
+            raise ValueError(f"file {self.file!r}; expected a name within the bundle's folder")
 
     @classmethod
     def of(cls, folder: Path, file: str) -> FileRecord:
@@ -67,6 +72,10 @@ class Artifact:
     signature: Signature
     files: tuple[FileRecord, ...]
     details: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.files:
+            raise ValueError(f"artifact {self.name!r} has no files")
 
     def path(self, folder: Path) -> Path:
         """The file to open, after every file of this artifact was checked against its record."""
@@ -136,7 +145,7 @@ class Manifest:
             ) from error
         except OSError as error:
             raise BundleError(f"cannot read {path}: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BundleError(f"{path} is damaged: {error}; export again") from error
         try:
             return cls._from_json(folder, data)
@@ -153,6 +162,14 @@ class Manifest:
                 f"{folder} has bundle format {data['format']}, written by mha-deploy {by}; "
                 f"this version reads up to {FORMAT}: upgrade mha-deploy or export again"
             )
+        if data["format"] not in range(1, FORMAT + 1):
+            raise ValueError(f"format {data['format']!r}; expected a whole number of at least 1")
+        for key, kind in (("artifacts", list), ("inputs", list), ("provenance", dict)):
+            if not isinstance(data[key], kind):
+                raise TypeError(f"{key} is a {type(data[key]).__name__}; expected a {kind.__name__}")
+        absent = [key for key in PROVENANCE if key not in data["provenance"]]
+        if absent:
+            raise ValueError(f"provenance lacks {', '.join(absent)}")
         return cls(
             AttentionSpec.from_json(data["spec"]),
             FileRecord(**data["weights"]),

@@ -14,6 +14,7 @@ from mha_deploy.signature import Array
 from mha_deploy.spec import MASK_CONVENTION, AttentionSpec
 
 FORMS = ("keep", "ignore", "additive")
+_CONVENTIONS = {"keep": MASK_CONVENTION, "ignore": "boolean, True = ignore, False = keep (the form 'ignore')"}
 
 
 def keep_mask(mask: Array, spec: AttentionSpec, shape: tuple[int, int, int], form: str = "keep") -> Array:
@@ -39,12 +40,13 @@ def keep_mask(mask: Array, spec: AttentionSpec, shape: tuple[int, int, int], for
         )
     target = (batch, keys) if spec.mask == "padding" else (batch, queries, keys)
     four = (batch, 1, 1, keys) if spec.mask == "padding" else (batch, 1, queries, keys)
-    if keep.ndim == 4 and all(size in (1, full) for size, full in zip(keep.shape[:3], four, strict=False)):
+    accepted = keep.shape == target or (spec.mask == "full" and keep.shape == (queries, keys))
+    if keep.ndim == 4 and keep.shape[3] == keys:
+        accepted = all(size in (1, full) for size, full in zip(keep.shape, four, strict=True))
+    if not accepted:
+        raise FeedError(_refusal(keep, spec, target))
+    if keep.ndim == 4:
         keep = keep[:, 0, 0] if spec.mask == "padding" else keep[:, 0]
-    elif keep.shape != target and not (spec.mask == "full" and keep.shape == (queries, keys)):
-        raise FeedError(_refusal(keep, spec, target))
-    if keep.shape[-1] != keys:
-        raise FeedError(_refusal(keep, spec, target))
     return np.ascontiguousarray(np.broadcast_to(keep, target))
 
 
@@ -57,7 +59,7 @@ def _keep_values(mask: Array, form: str) -> Array:
         mask = mask.astype(bool)
     if mask.dtype != bool:
         raise FeedError(
-            f"mask has shape {list(mask.shape)} and dtype {mask.dtype.name}; expected {MASK_CONVENTION}, "
+            f"mask has shape {list(mask.shape)} and dtype {mask.dtype.name}; expected {_CONVENTIONS[form]}, "
             "or 0/1 (for 0 and -inf to add to the scores, name the form 'additive')"
         )
     return mask if form == "keep" else ~mask
@@ -66,8 +68,8 @@ def _keep_values(mask: Array, form: str) -> Array:
 def _from_additive(mask: Array) -> Array:
     if mask.dtype.kind != "f":
         raise FeedError(
-            f"mask has dtype {mask.dtype.name}; the form 'additive' is floating point, "
-            "0 = keep, -inf = ignore"
+            f"mask has shape {list(mask.shape)} and dtype {mask.dtype.name}; the form 'additive' "
+            "is floating point, 0 = keep, -inf = ignore"
         )
     ignore = mask <= np.finfo(mask.dtype).min
     if not np.array_equal(ignore, mask != 0):

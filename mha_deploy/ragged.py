@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mha_deploy.errors import FeedError
-from mha_deploy.signature import Array, Feeds, Sizes
+from mha_deploy.signature import Array, Feeds, Sizes, TensorSpec
 from mha_deploy.spec import AttentionSpec
 
 
@@ -72,7 +72,9 @@ def pad(spec: AttentionSpec, requests: Sequence[Request], sizes: Sizes) -> dict[
     """
     feeds: dict[str, Array] = {}
     for tensor in spec.signature.inputs:
-        dtype = next(iter(requests[0].tensors.values())).dtype if tensor.is_float else np.dtype(bool)
+        if tensor.is_float:
+            _check_rows(spec, tensor, requests)
+        dtype = requests[0].tensors[tensor.name].dtype if tensor.is_float else np.dtype(bool)
         feeds[tensor.name] = np.zeros(spec.signature.shape(tensor, sizes), dtype)
     for row, request in enumerate(requests):
         for name, array in request.tensors.items():
@@ -82,6 +84,21 @@ def pad(spec: AttentionSpec, requests: Sequence[Request], sizes: Sizes) -> dict[
         elif spec.mask == "full":
             feeds["attn_mask"][row, : request.q_len, : request.kv_len] = True
     return feeds
+
+
+def _check_rows(spec: AttentionSpec, tensor: TensorSpec, requests: Sequence[Request]) -> None:
+    """numpy would cast or spread what does not fit."""
+    dtypes = {request.tensors[tensor.name].dtype.name for request in requests}
+    if len(dtypes) > 1:
+        raise FeedError(f"requests hold {tensor.name!r} in {', '.join(sorted(dtypes))}; expected one dtype")
+    for request in requests:
+        length = request.q_len if tensor.shape[1] == spec.query_axis else request.kv_len
+        shape = request.tensors[tensor.name].shape
+        if shape != (length, tensor.shape[-1]):
+            raise FeedError(
+                f"a request's {tensor.name!r} has shape {list(shape)}; "
+                f"expected [{length}, {tensor.shape[-1]}], its length by the width"
+            )
 
 
 def pack(answers: Sequence[Array]) -> Array:

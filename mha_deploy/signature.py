@@ -136,6 +136,11 @@ class Signature:
             raise FeedError(f"input {tensor.name!r} is a {type(array).__name__}; expected a numpy array")
         if array.dtype.name != tensor.dtype:
             raise FeedError(f"input {tensor.name!r} has dtype {array.dtype.name}; expected {tensor}")
+        if not array.dtype.isnative:  # its name does not show it, and runtimes would misread the bytes
+            raise FeedError(
+                f"input {tensor.name!r} is in the other byte order; convert it with "
+                f"x.astype({tensor.dtype!r})"
+            )
         if array.ndim != len(tensor.shape):
             raise FeedError(_wrong_shape(tensor, array.shape))
 

@@ -6,6 +6,7 @@ Ainslie et al., "GQA" (2023).
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,8 @@ class AttentionSpec:
                 raise SpecError(f"{field} = {value!r}; expected one of {', '.join(map(repr, known))}")
         if not isinstance(self.causal, bool):
             raise SpecError(f"causal = {self.causal!r}; expected true or false")
+        if not isinstance(self.bias, tuple | list):
+            raise SpecError(f"bias = {self.bias!r}; expected names among {', '.join(map(repr, PROJECTIONS))}")
         unknown = [name for name in self.bias if name not in PROJECTIONS]
         if unknown:
             raise SpecError(
@@ -117,10 +120,10 @@ class AttentionSpec:
             )
         # One spelling for one meaning: two specs that compute the same compare equal.
         object.__setattr__(self, "bias", tuple(name for name in PROJECTIONS if name in self.bias))
-        if not 0.0 <= self.dropout < 1.0:
-            raise SpecError(f"dropout = {self.dropout}; expected 0 <= dropout < 1")
-        if not self.norm_eps > 0.0:
-            raise SpecError(f"norm_eps = {self.norm_eps}; expected a number above 0")
+        if not (_is_number(self.dropout) and 0.0 <= self.dropout < 1.0):
+            raise SpecError(f"dropout = {self.dropout!r}; expected 0 <= dropout < 1")
+        if not (_is_number(self.norm_eps) and 0.0 < self.norm_eps < math.inf):
+            raise SpecError(f"norm_eps = {self.norm_eps!r}; expected a number above 0")
 
     def _check_sizes(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -208,12 +211,19 @@ class AttentionSpec:
         known = {field.name for field in fields(cls)}
         if set(data) - known:
             raise SpecError(f"unknown spec fields: {', '.join(sorted(set(data) - known))}")
+        missing = sorted(known - set(data))
+        if missing:
+            raise SpecError(f"the stored spec is incomplete or malformed: it lacks {', '.join(missing)}")
         try:
             dims = tuple(Dim(**dim) for dim in data["dims"])
             weights = WeightsSource(**data["weights"])
             return cls(**{**data, "bias": tuple(data["bias"]), "dims": dims, "weights": weights})
         except (KeyError, TypeError) as error:
             raise SpecError(f"the stored spec is incomplete or malformed: {error}") from error
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _positive(field: str, value: object) -> None:

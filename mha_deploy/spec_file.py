@@ -9,7 +9,7 @@ from typing import Any
 
 from mha_deploy.errors import SpecError
 from mha_deploy.signature import Dim
-from mha_deploy.spec import DEFAULT_DIMS, PROJECTIONS, AttentionSpec, WeightsSource
+from mha_deploy.spec import PROJECTIONS, AttentionSpec, WeightsSource
 
 ATTENTION_KEYS = tuple(
     field.name
@@ -81,7 +81,7 @@ def _spec(path: Path, table: dict[str, Any]) -> AttentionSpec:
     return AttentionSpec(
         **attention,
         name=path.stem,
-        dims=_dims(attention.get("kind", "self"), table.get("dims", {})),
+        dims=_dims(table.get("dims", {})),
         weights=_weights(path, table.get("weights", {})),
         inputs_file=_beside(path, table.get("inputs", {}).get("file", "")),
     )
@@ -118,15 +118,14 @@ def _bias(value: object) -> tuple[str, ...]:
     )
 
 
-def _dims(kind: str, table: dict[str, Any]) -> tuple[Dim, ...]:
-    defaults = {dim.name: dim for dim in DEFAULT_DIMS.get(kind, ())}
+def _dims(table: dict[str, Any]) -> tuple[Dim, ...]:
     dims = []
     for name, bounds in table.items():
         if not isinstance(bounds, dict):
             raise SpecError(f"dim {name!r} = {bounds!r}; expected {{ min = 1, opt = 8, max = 32 }}")
         _refuse_unknown(f"bound of dim {name!r}", bounds, ("min", "opt", "max"))
         missing = [bound for bound in ("min", "opt", "max") if bound not in bounds]
-        if missing and name in defaults:
+        if missing:
             raise SpecError(f"dim {name!r} lacks {', '.join(missing)}; give min, opt and max")
         dims.append(Dim(name, **bounds))
     return tuple(dims)
@@ -135,6 +134,8 @@ def _dims(kind: str, table: dict[str, Any]) -> tuple[Dim, ...]:
 def _weights(path: Path, table: dict[str, Any]) -> WeightsSource:
     if "file" in table and "seed" in table:
         raise SpecError("[weights] has both file and seed; expected one of them")
+    if table.get("file") == "":
+        raise SpecError("[weights] has file = ''; expected a checkpoint's name, or seed for random weights")
     if "prefix" in table and "file" not in table:
         raise SpecError("[weights] has a prefix but no file to pick from")
     seed = table.get("seed", 0)

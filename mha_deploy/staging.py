@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import glob
 import os
 import shutil
 import signal
@@ -42,9 +43,9 @@ def staged_folder(target: Path) -> Iterator[Path]:
             yield staging
             _put_in_place(staging, target)
         except OSError as error:
-            raise BundleError(f"cannot write {target}: {error.strerror}") from error
+            raise BundleError(f"cannot write {target}: {error.strerror or error}") from error
         finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            _discard(staging)
 
 
 @contextlib.contextmanager
@@ -54,15 +55,18 @@ def staged_file(target: Path) -> Iterator[Path]:
     Raises:
         BundleError: the file cannot be written.
     """
+    if not target.name:
+        raise BundleError(f"cannot write {target}: it names no file")
     staging = target.with_name(f".{target.name}.partial-{os.getpid()}{target.suffix}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         yield staging
         staging.replace(target)
     except OSError as error:
-        raise BundleError(f"cannot write {target}: {error.strerror}") from error
+        raise BundleError(f"cannot write {target}: {error.strerror or error}") from error
     finally:
-        staging.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            staging.unlink()
 
 
 def _put_in_place(staging: Path, target: Path) -> None:
@@ -75,10 +79,13 @@ def _put_in_place(staging: Path, target: Path) -> None:
         target.rename(aside)
         try:
             staging.rename(target)
-        except OSError:
-            aside.rename(target)
+        except BaseException:
+            if not target.exists():
+                aside.rename(target)
             raise
-        shutil.rmtree(aside, ignore_errors=True)
+        finally:
+            if target.exists():
+                _discard(aside)
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -96,10 +103,24 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _remove_abandoned(target: Path) -> None:
-    for leftover in target.parent.glob(f".{target.name}.partial-*"):
+    """A killed run's half, or the old folder that it had set aside: back in place where that is empty."""
+    name = glob.escape(target.name)
+    for leftover in (*target.parent.glob(f".{name}.partial-*"), *target.parent.glob(f".{name}.previous-*")):
         owner = leftover.name.rsplit("-", 1)[1]
-        if owner.isdigit() and (int(owner) == os.getpid() or not _alive(int(owner))):
-            shutil.rmtree(leftover, ignore_errors=True)
+        if not owner.isdigit() or (int(owner) != os.getpid() and _alive(int(owner))):
+            continue
+        if leftover.name.startswith(f".{target.name}.previous-") and not target.exists():
+            leftover.rename(target)
+        else:
+            _discard(leftover)
+
+
+def _discard(path: Path) -> None:
+    """Remove a folder, or the link or file that stood where a folder was to go."""
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _alive(pid: int) -> bool:

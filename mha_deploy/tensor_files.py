@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from mha_deploy.errors import FeedError
@@ -35,11 +33,12 @@ def read_tensors(path: Path) -> dict[str, Array]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        with np.load(path, allow_pickle=False) as archive:
+        # Opened here, since np.load leaves a damaged file open.
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return dict(archive)
     except OSError as error:
         raise FeedError(f"cannot read {path}: {error.strerror or error}") from error
-    except (SafetensorError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # decoders of foreign bytes raise whatever they trip over
         raise FeedError(f"{path} is not a readable {path.suffix} file: {error}") from error
 
 
@@ -54,6 +53,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
     contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     with staged_file(path) as staging:
         if path.suffix == ".npz":
-            np.savez(staging, allow_pickle=False, **contiguous)
+            np.savez(staging, **contiguous)
         else:
             save_file(contiguous, staging)

@@ -202,7 +202,7 @@ def test_a_failed_verification_ends_with_1(cli, copy):
         ),
         (
             {"x": np.zeros((5, 32), np.float32), "lengths": np.array([5, 0])},
-            "lengths, whole numbers of at least 1",
+            "at least one length, whole numbers of at least 1",
         ),
         ({"x": np.zeros((5, 32)), "lengths": np.array([5])}, "'x' has dtype float64"),
         ({"y": np.zeros((5, 32), np.float32)}, "got inputs y; expected mask, x"),
