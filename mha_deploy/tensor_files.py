@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -50,7 +51,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
         BundleError: the file cannot be written.
     """
     check_suffix(path)
-    contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    contiguous: dict[str, Any] = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     with staged_file(path) as staging:
         if path.suffix == ".npz":
             np.savez(staging, **contiguous)

@@ -22,6 +22,7 @@ LAYERS = (
     ("pipeline",),
     ("render",),
     ("cli",),
+    ("__main__",),
     ("",),
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
