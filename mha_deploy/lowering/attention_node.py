@@ -5,10 +5,9 @@ Source: the operator's own schema and function body in onnx 1.23 (`onnx.defs.get
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import onnx
 from onnx import NodeProto, TensorProto, helper
 
 from mha_deploy.errors import GraphError
@@ -114,8 +113,9 @@ def read_attention(
     return attention
 
 
-def _padded(names: onnx.NodeProto, count: int) -> list[str]:
-    return [*names, *[""] * (count - len(names))]
+def _padded(names: Iterable[str], count: int) -> list[str]:
+    given = [*names]
+    return [*given, *[""] * (count - len(given))]
 
 
 def _heads(info: TensorInfo, heads_attribute: int) -> tuple[int, int]:
