@@ -98,11 +98,12 @@ def read_attention(
     )
     rank = len(infos[q].dims)
     q_heads, head_size = _heads(infos[q], int(attributes.get("q_num_heads", 0)))
-    kv_heads, value_size = _heads(infos[v], int(attributes.get("kv_num_heads", 0)))
+    kv_heads, key_size = _heads(infos[k], int(attributes.get("kv_num_heads", 0)))
+    value_heads, value_size = _heads(infos[v], int(attributes.get("kv_num_heads", 0)))
     attention = AttentionNode(
         name, opset, rank, q, k, v, mask, past_key, past_value, lengths,
         y or node.output[0], present_key, present_value, scores,
-        q_heads, kv_heads, head_size, value_size,
+        q_heads, kv_heads or value_heads, head_size or key_size, value_size,
         infos[q].dtype, infos[v].dtype, infos[mask] if mask else TensorInfo(0, ()),
         attributes.get("scale"), bool(attributes.get("is_causal", 0)),
         int(attributes.get("left_window_size", -1)), int(attributes.get("right_window_size", -1)),
@@ -149,7 +150,7 @@ def _problem(a: AttentionNode, infos: Mapping[str, TensorInfo]) -> str:  # noqa:
     if a.lengths and (a.past_key or a.present_key or a.present_value):
         return "nonpad_kv_seqlen excludes past and present key/value"
     if a.explicit_scale is not None and a.explicit_scale < 0:
-        return f"scale = {a.explicit_scale:g}; its square root multiplies query and key, so it is not negative"
+        return f"scale = {a.explicit_scale:g}; its square root multiplies query and key, expected 0 or more"
     if min(a.left_window, a.right_window) < -1:
         return f"window sizes {a.left_window} and {a.right_window}; expected -1 or more"
     if a.softmax_precision not in (0, *FLOATS):

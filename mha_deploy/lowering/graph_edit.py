@@ -13,6 +13,8 @@ from mha_deploy.lowering.steps import Step, refusal
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
 
+Attribute = int | float | str | list[int] | TensorProto
+
 Size = int | str
 """An axis length: a number where it is static, else the name of an int64 tensor of shape [1]."""
 
@@ -33,9 +35,7 @@ def opset_of(model: onnx.ModelProto) -> int:
 def tensor_infos(model: onnx.ModelProto) -> dict[str, TensorInfo]:
     """Dtype and dims of every tensor of the main graph whose rank is known."""
     graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    infos = {
-        tensor.name: TensorInfo(tensor.data_type, tuple(tensor.dims)) for tensor in graph.initializer
-    }
+    infos = {tensor.name: TensorInfo(tensor.data_type, tuple(tensor.dims)) for tensor in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
         if value.type.tensor_type.HasField("shape"):
             dims = value.type.tensor_type.shape.dim
@@ -134,11 +134,13 @@ class Emitter:
         self.taken.add(name)
         return name
 
-    def op(self, op_type: str, *inputs: str, out: str = "", **attributes: object) -> str:
+    def op(self, op_type: str, *inputs: str, out: str = "", **attributes: Attribute) -> str:
         """Append a node with one output and return the output's name, which is new unless `out` is given."""
         name = self.fresh(op_type)
         output = out or name
-        self.nodes.append(helper.make_node(op_type, list(inputs), [output], name=name, **attributes))
+        node = helper.make_node(op_type, list(inputs), [output], name=name)
+        node.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
+        self.nodes.append(node)
         return output
 
     def constant(self, values: np.ndarray, dtype: int) -> str:

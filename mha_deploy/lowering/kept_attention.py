@@ -92,7 +92,7 @@ class KeptAttention:
     def _note_positions(self) -> None:
         a = self.a
         if a.causal and self._folds_positions:
-            self._note("fold-causal-into-mask", "TensorRT takes is_causal or a mask, counted from the first key")
+            self._note("fold-causal-into-mask", "TensorRT takes is_causal with no mask and no cache")
         if a.has_window:
             self._note("fold-window-into-mask", "TensorRT's parser drops the window sizes")
         if a.lengths:
@@ -177,5 +177,3 @@ class KeptAttention:
         if a.rank == 3 and not self._splits_heads:
             attributes["q_num_heads"], attributes["kv_num_heads"] = a.q_heads, a.kv_heads
         return attributes
-
-

@@ -21,7 +21,10 @@ from mha_deploy.lowering.heads import Operands
 
 @dataclass(frozen=True, slots=True)
 class Masking:
-    """`keep` is boolean, `bias` additive in the query's type; each broadcasts to [B, H, Sq, Skv], "" is none."""
+    """Each broadcasts to [B, H, Sq, Skv] and is "" for none.
+
+    `keep` is boolean, True = keep; `bias` is additive, in the query's type.
+    """
 
     keep: str
     bias: str

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import onnx
+import onnx.inliner
 from onnx import NodeProto, TensorProto, defs, helper
 
+from mha_deploy.errors import GraphError
 from mha_deploy.lowering.graph_edit import DEFAULT_DOMAINS, TensorInfo, label, opset_of, tensor_infos, walk
 from mha_deploy.lowering.steps import Step, refusal
 
@@ -15,6 +17,34 @@ PORTABLE_IR = 9  # the IR version that came with opset 20
 
 # Newer versions mostly widen type lists. These changed meaning under the same attributes.
 CHANGED_MEANING = {"GroupNormalization"}
+
+
+def inline_newer_functions(
+    model: onnx.ModelProto, keep: tuple[str, ...]
+) -> tuple[onnx.ModelProto, list[Step]]:
+    """Replace operators that opset 20 lacks, and that the standard defines as functions, by their bodies."""
+    wanted = {
+        node.op_type: node
+        for node in walk(model.graph.node)
+        if node.domain in DEFAULT_DOMAINS and node.op_type not in keep and _is_newer(node.op_type)
+    }
+    if not wanted:
+        return model, []
+    inlined = onnx.inliner.inline_selected_functions(
+        model, [("", op_type) for op_type in wanted], inline_schema_functions=True
+    )
+    return inlined, [
+        Step(label(node), "inline", f"opset {PORTABLE_OPSET} has no {op_type}")
+        for op_type, node in wanted.items()
+    ]
+
+
+def _is_newer(op_type: str) -> bool:
+    try:
+        defs.get_schema(op_type, PORTABLE_OPSET, "")
+    except defs.SchemaError:
+        return True
+    return False
 
 
 def retarget(model: onnx.ModelProto) -> list[Step]:
@@ -48,40 +78,42 @@ def _retarget_node(node: NodeProto, opset: int, infos: Mapping[str, TensorInfo])
     try:
         old = defs.get_schema(node.op_type, PORTABLE_OPSET, "")
     except defs.SchemaError:
-        raise refusal(label(node), f"operator {node.op_type}", f"opset {PORTABLE_OPSET} has none") from None
+        raise _absent(node, f"operator {node.op_type}") from None
     new = defs.get_schema(node.op_type, opset, "")
     if new.since_version == old.since_version:
         return
     if node.op_type in CHANGED_MEANING:
-        raise refusal(label(node), f"operator {node.op_type}", f"it means something else in opset {PORTABLE_OPSET}")
+        raise refusal(label(node), f"operator {node.op_type}", f"opset {PORTABLE_OPSET} means another by it")
     _drop_new_attributes(node, old, new)
-    _check_types(node, old, infos)
+    _check_types(node, node.input, old.inputs, infos)
+    _check_types(node, node.output, old.outputs, infos)
+
+
+def _absent(node: NodeProto, what: str) -> GraphError:
+    return refusal(label(node), what, f"opset {PORTABLE_OPSET} has none")
 
 
 def _drop_new_attributes(node: NodeProto, old: defs.OpSchema, new: defs.OpSchema) -> None:
     for attribute in [a for a in node.attribute if a.name not in old.attributes]:
         default = new.attributes[attribute.name].default_value
         if helper.get_attribute_value(attribute) != helper.get_attribute_value(default):
-            raise refusal(
-                label(node), f"attribute {attribute.name!r} of {node.op_type}", f"opset {PORTABLE_OPSET} has none"
-            )
+            raise _absent(node, f"attribute {attribute.name!r} of {node.op_type}")
         node.attribute.remove(attribute)
 
 
-def _check_types(node: NodeProto, old: defs.OpSchema, infos: Mapping[str, TensorInfo]) -> None:
-    for names, formals in ((node.input, old.inputs), (node.output, old.outputs)):
-        for position, name in enumerate(names):
-            # The last formal parameter stands for all that follow where it is variadic.
-            variadic = formals and formals[-1].option == defs.OpSchema.FormalParameterOption.Variadic
-            if position >= len(formals) and not variadic:
-                raise refusal(
-                    label(node), f"{len(names)} tensors of {node.op_type}", f"opset {PORTABLE_OPSET} has fewer"
-                )
-            info = infos.get(name)
-            if info is None or not info.dtype:
-                continue
-            spelt = f"tensor({TensorProto.DataType.Name(info.dtype).lower()})"
-            if spelt not in formals[min(position, len(formals) - 1)].types:
-                raise refusal(
-                    label(node), f"{spelt} in {node.op_type}", f"opset {PORTABLE_OPSET} does not allow that type"
-                )
+def _check_types(
+    node: NodeProto,
+    names: Sequence[str],
+    formals: Sequence[defs.OpSchema.FormalParameter],
+    infos: Mapping[str, TensorInfo],
+) -> None:
+    # The last formal parameter stands for all that follow where it is variadic.
+    variadic = bool(formals) and formals[-1].option == defs.OpSchema.FormalParameterOption.Variadic
+    if len(names) > len(formals) and not variadic:
+        raise _absent(node, f"tensor {names[len(formals)]!r} of {node.op_type}")
+    for position, name in enumerate(names):
+        if name not in infos or not infos[name].dtype:
+            continue
+        spelt = f"tensor({TensorProto.DataType.Name(infos[name].dtype).lower()})"
+        if spelt not in formals[min(position, len(formals) - 1)].types:
+            raise _absent(node, f"{node.op_type} of {spelt}")

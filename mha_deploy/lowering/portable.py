@@ -8,7 +8,7 @@ from onnx import NodeProto
 from mha_deploy.lowering.attention_node import read_attention
 from mha_deploy.lowering.decompose import decompose
 from mha_deploy.lowering.graph_edit import Emitter, opset_of, read_names, refuse_nested, rewrite_nodes
-from mha_deploy.lowering.opset import PORTABLE_OPSET, retarget
+from mha_deploy.lowering.opset import PORTABLE_OPSET, inline_newer_functions, retarget
 from mha_deploy.lowering.rotary import decompose_rotary
 from mha_deploy.lowering.steps import Lowered, Step
 
@@ -28,6 +28,7 @@ def lower_to_portable(model: onnx.ModelProto) -> Lowered:
     refuse_nested(model, *LOWERED)
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
+    copy, inlined = inline_newer_functions(copy, keep=LOWERED)
     opset, read = opset_of(copy), read_names(copy)
 
     def rewrite(node: NodeProto, e: Emitter) -> list[Step]:
@@ -39,4 +40,4 @@ def lower_to_portable(model: onnx.ModelProto) -> Lowered:
         return [Step(e.prefix, "decompose", f"opset {PORTABLE_OPSET} has no {node.op_type}")]
 
     steps = rewrite_nodes(copy, LOWERED, rewrite)
-    return Lowered(copy, (*steps, *retarget(copy)))
+    return Lowered(copy, (*inlined, *steps, *retarget(copy)))

@@ -20,25 +20,37 @@ def decompose_rotary(e: Emitter, node: NodeProto) -> None:
         GraphError: the input's rank is not known, or is 3 without num_heads.
     """
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    x, cos, sin, positions = [*node.input, *[""] * (4 - len(node.input))]
-    if x not in e.infos:
-        raise refusal(label(node), f"input {x!r}, whose shape cannot be inferred,", "its rank decides the rewrite")
-    rank = len(e.infos[x].dims)
+    x, cos, sin = node.input[:3]
+    positions = node.input[3] if len(node.input) > 3 else ""
     heads = int(attributes.get("num_heads", 0))
-    if rank not in (3, 4) or (rank == 3 and heads < 1):
-        raise GraphError(f"node {label(node)!r} is no valid RotaryEmbedding: rank {rank} with num_heads = {heads}")
+    rank, head_size = _rank_and_head_size(e, node, heads)
     head_axis = 1 if rank == 4 else 2
     if rank == 3:
         x = e.op("Reshape", x, e.ints(0, 0, heads, -1))
     cos, sin = (_angles(e, cache, positions, head_axis) for cache in (cos, sin))
     turned, rest = x, ""
     size = int(attributes.get("rotary_embedding_dim", 0))
-    if size:
+    if size not in (0, head_size):
         turned = _last_axis(e, x, 0, size)
         rest = _last_axis(e, x, size, TO_THE_END)
     turned = _rotate(e, turned, cos, sin, pairs_adjacent=bool(attributes.get("interleaved", 0)))
     result = e.op("Concat", turned, rest, axis=-1) if rest else turned
     e.deliver(e.op("Reshape", result, e.ints(0, 0, -1)) if rank == 3 else result, node.output[0])
+
+
+def _rank_and_head_size(e: Emitter, node: NodeProto, heads: int) -> tuple[int, int]:
+    """Of the input; the head size is 0 where shape inference cannot tell it."""
+    name, x = label(node), node.input[0]
+    if x not in e.infos:
+        raise refusal(name, f"input {x!r}, whose shape cannot be inferred,", "its rank decides the rewrite")
+    dims = e.infos[x].dims
+    if len(dims) not in (3, 4) or (len(dims) == 3 and heads < 1):
+        raise GraphError(
+            f"node {name!r} is no valid RotaryEmbedding: input of rank {len(dims)} with num_heads = {heads}; "
+            "expected rank 4, or 3 with num_heads"
+        )
+    last = dims[-1] if isinstance(dims[-1], int) else 0
+    return len(dims), last // heads if len(dims) == 3 else last
 
 
 def _angles(e: Emitter, cache: str, positions: str, head_axis: int) -> str:
