@@ -102,7 +102,9 @@ class Form:
         if name == "lengths":
             return ["batch"]
         if name == "mask":
-            symbols = ["batch", "", "queries", "mask_columns"][-len(shape) :]
+            # Columns by the keys' symbol say that there are as many; by another, that there may be fewer.
+            columns = "keys" if not self.past and shape[-1] == self.keys else "columns"
+            symbols = ["batch", "", "queries", columns][-len(shape) :]
             return [s if s and n != 1 else n for s, n in zip(symbols, shape, strict=True)]
         length = {"q": "queries", "y": "queries", "k": "keys", "v": "keys"}.get(name, "past")
         if name.startswith("present"):

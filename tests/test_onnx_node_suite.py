@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Callable
+from types import ModuleType
 from unittest import mock
 
 import numpy as np
@@ -21,13 +22,14 @@ from mha_deploy.lowering import lower_for_tensorrt, lower_to_portable
 BF16_EPS = 2.0**-7
 
 
+def _import_two_operators(package: ModuleType) -> None:
+    """Importing the cases of every operator computes them all, which takes ten times as long."""
+    for name in ("attention", "rotaryembedding"):
+        importlib.import_module(f"{package.__name__}.{name}")
+
+
 def _collect() -> dict[str, NodeCase]:
-    # Importing the cases of every operator computes them all, which takes ten times as long.
-    modules = [f"{node_cases.__name__}.{name}" for name in ("attention", "rotaryembedding")]
-    with (
-        warnings.catch_warnings(),
-        mock.patch.object(node_cases, "import_recursive", lambda _: [*map(importlib.import_module, modules)]),
-    ):
+    with warnings.catch_warnings(), mock.patch.object(node_cases, "import_recursive", _import_two_operators):
         warnings.simplefilter("ignore")
         cases = node_cases.collect_testcases(None)
     wanted = ("test_attention", "test_rotary_embedding")
@@ -106,7 +108,7 @@ def test_a_case_that_is_lowered_for_tensorrt_still_gives_the_standards_results(n
 
 @pytest.fixture(scope="session")
 def rtx_build() -> Callable[[onnx.ModelProto], tuple[bytes, list[str]]]:
-    """Parse and build strongly typed, attention decomposable; gives the plan (empty: failed) and complaints."""
+    """Builds strongly typed with decomposable attention: the plan, empty on failure, and the complaints."""
     trt = pytest.importorskip("tensorrt_rtx")
     complaints: list[str] = []
 

@@ -99,7 +99,7 @@ class KeptAttention:
             self._note("fold-lengths-into-mask", "TensorRT's parser drops nonpad_kv_seqlen")
 
     def _lacks_an_axis(self, operands: Operands) -> bool:
-        """Whether the new mask has length 1, or no axis, where there are several queries or keys."""
+        """Whether the new mask has no axis for the queries, or length 1 for several queries or keys."""
         a = self.a
         if (a.causal and self._folds_positions) or a.has_window:
             return False
@@ -108,7 +108,9 @@ class KeptAttention:
         dims = (1, 1, *(a.mask_info.dims if a.mask else ()))
         rows, columns = dims[-2:]
         broadcast_columns = bool(a.mask) and not a.lengths and a.opset < 24 and columns == 1
-        return (rows == 1 and operands.q_length != 1) or (broadcast_columns and operands.kv_length != 1)
+        no_rows = len(a.mask_info.dims) == 1 and not a.lengths
+        short_rows = rows == 1 and operands.q_length != 1
+        return no_rows or short_rows or (broadcast_columns and operands.kv_length != 1)
 
     def _equal_heads(self, operands: Operands) -> tuple[str, str, str]:
         """Zeros behind the smaller heads: they add nothing to a score, and are cut off the result."""
