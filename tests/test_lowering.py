@@ -153,14 +153,13 @@ def test_tensorrt_gets_one_attention_node_that_means_the_same(name):
     close(form, lowered.model)
 
 
-# A mask that is only short is left: TensorRT takes it where the lengths turn out equal.
-@pytest.mark.parametrize("name", [name for name, (_, rules) in KEPT.items() if rules != ["pad-mask"]])
+@pytest.mark.parametrize("name", KEPT)
 def test_tensorrt_gets_one_attention_node_for_dynamic_shapes_too(name):
     form, rules = KEPT[name]
     form = replace(form, dynamic=True)
     original = form.model()
     lowered = lower_for_tensorrt(original)
-    assert [step.rule for step in lowered.steps if step.rule != "pad-mask"] == rules
+    assert [step.rule for step in lowered.steps] == rules
     assert attentions(checked(original, lowered.model)) == ["attention"]
     assert lower_for_tensorrt(lowered.model).steps == ()
     close(form, lowered.model)

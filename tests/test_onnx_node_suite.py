@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable
 from types import ModuleType
 from unittest import mock
 
@@ -16,6 +15,7 @@ from onnx import TensorProto
 from onnx.backend.test.case import node as node_cases
 from onnx.backend.test.case.test_case import TestCase as NodeCase
 from onnx.reference import ReferenceEvaluator
+from rtx_build import rtx_build
 
 from mha_deploy.lowering import lower_for_tensorrt, lower_to_portable
 
@@ -106,41 +106,22 @@ def test_a_case_that_is_lowered_for_tensorrt_still_gives_the_standards_results(n
     _assert_close(run_ort(model, feeds), expected, case.rtol, case.atol)
 
 
-@pytest.fixture(scope="session")
-def rtx_build() -> Callable[[onnx.ModelProto], tuple[bytes, list[str]]]:
-    """Builds strongly typed with decomposable attention: the plan, empty on failure, and the complaints."""
-    trt = pytest.importorskip("tensorrt_rtx")
-    complaints: list[str] = []
-
-    class Log(trt.ILogger):  # type: ignore[misc, name-defined]
-        def log(self, severity: object, message: str) -> None:
-            # Without a driver every API error is followed by one about CUDA, which says nothing.
-            if severity <= trt.ILogger.WARNING and "cudaError" not in message:  # type: ignore[operator]
-                complaints.append(message)
-
-    log = Log()
-
-    def build(model: onnx.ModelProto) -> tuple[bytes, list[str]]:
-        complaints.clear()
-        builder = trt.Builder(log)
-        network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-        parser = trt.OnnxParser(network, log)
-        if not parser.parse(model.SerializeToString()):
-            return b"", [parser.get_error(i).desc() for i in range(parser.num_errors)]
-        for layer in (network.get_layer(i) for i in range(network.num_layers)):
-            if layer.type == trt.LayerType.ATTENTION_INPUT:
-                layer.__class__ = trt.IAttentionInputLayer
-                layer.attention.decomposable = True
-        plan = builder.build_serialized_network(network, builder.create_builder_config())
-        return bytes(plan or b""), list(complaints)
-
-    return build
-
-
 # bfloat16 too: TensorRT has it. Nothing of the suite is refused, so none of the 202 is left over.
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_tensorrt_builds_the_lowered_case_and_drops_no_input(name, rtx_build):
+def test_tensorrt_builds_the_lowered_case_and_drops_no_input(name):
     model = _checked(lower_for_tensorrt(CASES[name].model).model, CASES[name].model)
-    plan, complaints = rtx_build(model)
+    plan, complaints = rtx_build(model, decomposable=True, profile={})
     assert plan, complaints
-    assert not [message for message in complaints if "Unused Input" in message]
+    assert not unused(complaints)
+
+
+def test_tensorrt_would_drop_lengths_that_are_not_lowered():
+    case = CASES["test_attention_4d_gqa_causal_nonpad_decode"]
+    plan, complaints = rtx_build(case.model, decomposable=True, profile={})
+    assert plan
+    assert unused(complaints) == ["nonpad_kv_seqlen"]
+
+
+def unused(complaints: list[str]) -> list[str]:
+    """The inputs that the parser says it dropped."""
+    return [message.split()[-1] for message in complaints if "Unused Input" in message]

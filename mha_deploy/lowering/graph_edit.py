@@ -39,11 +39,15 @@ def tensor_infos(model: onnx.ModelProto) -> dict[str, TensorInfo]:
     for value in (*graph.input, *graph.value_info, *graph.output):
         if value.type.tensor_type.HasField("shape"):
             dims = value.type.tensor_type.shape.dim
-            infos[value.name] = TensorInfo(
-                value.type.tensor_type.elem_type,
-                tuple(d.dim_value if d.HasField("dim_value") else d.dim_param for d in dims),
-            )
+            infos[value.name] = TensorInfo(value.type.tensor_type.elem_type, tuple(map(_length, dims)))
     return infos
+
+
+def _length(dim: onnx.TensorShapeProto.Dimension) -> int | str:
+    if dim.HasField("dim_value"):
+        return dim.dim_value
+    # Shape inference names what it cannot tell unk__0, unk__1, ...: two such names may be one length.
+    return "" if dim.dim_param.startswith("unk__") else dim.dim_param
 
 
 def label(node: NodeProto) -> str:

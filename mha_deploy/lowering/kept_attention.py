@@ -9,7 +9,7 @@ from onnx import NodeProto, TensorProto, helper
 from mha_deploy.lowering.attention_node import AttentionNode
 from mha_deploy.lowering.graph_edit import Emitter
 from mha_deploy.lowering.heads import Operands, lengths_of, merge_heads, to_rank_4
-from mha_deploy.lowering.mask import fitted_mask, joined, mask_may_be_short, masking_of
+from mha_deploy.lowering.mask import Columns, columns_of, fitted_mask, joined, masking_of
 from mha_deploy.lowering.steps import Step
 
 
@@ -71,11 +71,10 @@ class KeptAttention:
         self._note_positions()
         if a.mask and not a.mask_is_bool and a.mask_info.dtype != a.dtype:
             self._note("cast-mask", "TensorRT wants an additive mask in the query's type")
-        columns = a.mask_info.dims[-1] if a.mask else 0
-        known_short = isinstance(columns, int) and isinstance(operands.kv_length, int)
-        may_be_short = bool(a.mask) and mask_may_be_short(e, a, operands.kv_length)
+        columns = columns_of(e, a, operands.kv_length) if a.mask else Columns.EQUAL
         short_rows = self._lacks_an_axis(operands)
-        if may_be_short and (known_short or short_rows or len(self._notes) > before):
+        changes = short_rows or len(self._notes) > before
+        if columns is Columns.FEWER or (columns is Columns.UNKNOWN and changes):
             self._note("pad-mask", "TensorRT does not pad a mask that has fewer columns than there are keys")
         if short_rows:
             self._note("expand-mask", "ONNX Runtime, which checks the lowering, wants the full query axis")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 from functools import reduce
 
 from onnx import TensorProto
@@ -82,7 +83,7 @@ def fitted_mask(e: Emitter, a: AttentionNode, kv_length: Size) -> str:
     mask, dtype = a.mask, a.mask_info.dtype
     if not a.mask_is_bool:
         mask, dtype = e.cast(mask, dtype, a.dtype), a.dtype
-    if not mask_may_be_short(e, a, kv_length):
+    if columns_of(e, a, kv_length) is Columns.EQUAL:
         return mask
     columns = e.size(a.mask, len(a.mask_info.dims) - 1)
     missing = e.shape(0, e.arithmetic("Sub", kv_length, columns))
@@ -90,14 +91,23 @@ def fitted_mask(e: Emitter, a: AttentionNode, kv_length: Size) -> str:
     return e.op("Pad", mask, missing, fill, e.ints(-1), mode="constant")
 
 
-def mask_may_be_short(e: Emitter, a: AttentionNode, kv_length: Size) -> bool:
-    """Whether the mask may have fewer columns than there are keys (opset 24 and later allow it)."""
+class Columns(Enum):
+    """How many columns the mask input has, against the number of keys."""
+
+    EQUAL = "as many"
+    FEWER = "fewer, or by the shapes' own symbols another number"
+    UNKNOWN = "not known"
+
+
+def columns_of(e: Emitter, a: AttentionNode, kv_length: Size) -> Columns:
+    """Opset 24 and later pad a mask that has fewer columns than there are keys; before, it has as many."""
     columns = a.mask_info.dims[-1]
     if a.opset < 24 or columns == kv_length:
-        return False
-    if isinstance(columns, int) and isinstance(kv_length, int):
-        return True
-    return not (columns and not a.past_key and columns == e.infos[a.k].dims[a.sequence_axis])
+        return Columns.EQUAL
+    keys = kv_length if isinstance(kv_length, int) else e.infos[a.k].dims[a.sequence_axis]
+    if not columns or not keys or (a.past_key and not isinstance(kv_length, int)):
+        return Columns.UNKNOWN
+    return Columns.EQUAL if columns == keys else Columns.FEWER
 
 
 def rows_with_keys(e: Emitter, a: AttentionNode, masking: Masking, total: str) -> str:
