@@ -249,10 +249,24 @@ def forms(draw: st.DrawFn) -> Form:
         attributes["left_window_size"] = draw(st.integers(-1, 2))
         attributes["right_window_size"] = draw(st.integers(-1, 2))
     return Form(
-        batch, q_heads, kv_heads, queries, keys, draw(st.sampled_from([2, 4])), draw(st.sampled_from([2, 4, 5])),
-        past, draw(st.sampled_from([3, 4])), dtype, mask, draw(st.sampled_from([BOOL, dtype])), lengths, opset,
-        ALL_OUTPUTS if past else ("y",), draw(st.booleans()), attributes,
-    )  # fmt: skip
+        batch=batch,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        queries=queries,
+        keys=keys,
+        size=draw(st.sampled_from([2, 4])),
+        value_size=draw(st.sampled_from([2, 4, 5])),
+        past=past,
+        rank=draw(st.sampled_from([3, 4])),
+        dtype=dtype,
+        mask=mask,
+        mask_type=draw(st.sampled_from([BOOL, dtype])),
+        lengths=lengths,
+        opset=opset,
+        outputs=ALL_OUTPUTS if past else ("y",),
+        dynamic=draw(st.booleans()),
+        attributes=attributes,
+    )
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)

@@ -22,21 +22,37 @@ CHANGED_MEANING = {"GroupNormalization"}
 def inline_newer_functions(
     model: onnx.ModelProto, keep: tuple[str, ...]
 ) -> tuple[onnx.ModelProto, list[Step]]:
-    """Replace operators that opset 20 lacks, and that the standard defines as functions, by their bodies."""
-    wanted = {
-        node.op_type: node
+    """Replace operators that opset 20 lacks, and that the standard defines as functions, by their bodies.
+
+    `model` is changed too; those in `keep` stay.
+    """
+    newer = [
+        node
         for node in walk(model.graph.node)
         if node.domain in DEFAULT_DOMAINS and node.op_type not in keep and _is_newer(node.op_type)
-    }
-    if not wanted:
-        return model, []
-    inlined = onnx.inliner.inline_selected_functions(
-        model, [("", op_type) for op_type in wanted], inline_schema_functions=True
-    )
-    return inlined, [
-        Step(label(node), "inline", f"opset {PORTABLE_OPSET} has no {op_type}")
-        for op_type, node in wanted.items()
     ]
+    if not newer:
+        return model, []
+    for node in newer:
+        _write_defaults(node, opset_of(model))
+    wanted = sorted({("", node.op_type) for node in newer})
+    inlined = onnx.inliner.inline_selected_functions(model, wanted, inline_schema_functions=True)
+    why = f"opset {PORTABLE_OPSET} has no"
+    return inlined, [Step(label(node), "inline", f"{why} {node.op_type}") for node in newer]
+
+
+def _write_defaults(node: NodeProto, opset: int) -> None:
+    """Spell out attributes that were left at their default: the inliner takes them for absent."""
+    try:
+        attributes = defs.get_schema(node.op_type, opset, "").attributes
+    except defs.SchemaError:
+        return
+    given = {attribute.name for attribute in node.attribute}
+    node.attribute.extend(
+        attribute.default_value
+        for name, attribute in attributes.items()
+        if name not in given and attribute.default_value.name
+    )
 
 
 def _is_newer(op_type: str) -> bool:
