@@ -281,3 +281,27 @@ def test_any_attention_is_the_same_lowered_for_tensorrt(form, seed):
     lowered = lower_for_tensorrt(form.model())
     assert lower_for_tensorrt(lowered.model).steps == ()
     close(form, checked(form.model(), lowered.model), seed)
+
+
+# Not of the TensorRT form: ONNX Runtime's own Attention takes the lowest number for an infinity.
+def test_the_lowest_number_in_a_mask_is_no_infinity_in_the_portable_form():
+    """A row of nothing but the lowest number attends evenly to the keys that the causal flag leaves."""
+    form = Form(mask=(5, 5), mask_type=FLOAT, attributes=CAUSAL)
+    feeds = form.feeds(0)
+    feeds["mask"] = np.full((5, 5), np.finfo(np.float32).min)
+    got = run_ort(lower_to_portable(form.model()).model, feeds)["y"]
+    means = np.cumsum(feeds["v"], axis=2) / np.arange(1, 6)[:, None]
+    np.testing.assert_allclose(got, means, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("mask_type", [BOOL, FLOAT])
+def test_a_fully_masked_row_makes_no_nan_on_the_way(mask_type):
+    form = Form(mask=FULL_MASK, mask_type=mask_type, attributes=CAUSAL)
+    model = lower_to_portable(form.model()).model
+    shown = onnx.shape_inference.infer_shapes(model)
+    shown.graph.output.extend(shown.graph.value_info)
+    feeds = form.feeds(0)
+    feeds["mask"][0, 0, 2] = False if mask_type == BOOL else -np.inf
+    found = run_ort(shown, feeds)
+    assert not found["y"][0, :, 2].any()
+    assert not [name for name, array in found.items() if np.isnan(array).any()]
