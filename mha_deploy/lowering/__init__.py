@@ -1,0 +1,13 @@
+"""Rewrites attention in an ONNX graph into forms that a runtime takes, with the same meaning.
+
+Two targets: `lower_for_tensorrt` touches only what TensorRT's parser refuses, drops or cannot
+build, and keeps attention one `Attention` node wherever it can; `lower_to_portable` leaves an
+opset 20 graph with no `Attention` in it. Both name every rewrite. What has no lowering is refused
+with a `GraphError` that names the node.
+"""
+
+from mha_deploy.lowering.for_tensorrt import lower_for_tensorrt
+from mha_deploy.lowering.portable import lower_to_portable
+from mha_deploy.lowering.steps import Lowered, Step
+
+__all__ = ["Lowered", "Step", "lower_for_tensorrt", "lower_to_portable"]
