@@ -124,12 +124,10 @@ def mha_model(form: Mha) -> onnx.ModelProto:
         operands = (q, k, v, mask) if mask else (q, k, v)
         o = g.op("Attention", *operands, **({"is_causal": 1} if form.mask == "causal" else {}))
     else:
-        o = _decomposed(g, form, q, k, v, mask)
+        o = _decomposed(g, form, (q, k, v), mask)
     if form.cast:
         o = g.op("Cast", o, to=ELEMENT[form.dtype])
-    merged = g.op(
-        "Reshape", g.op("Transpose", o, perm=[0, 2, 1, 3]), g.const([0, 0, width], "int64")
-    )
+    merged = g.op("Reshape", g.op("Transpose", o, perm=[0, 2, 1, 3]), g.const([0, 0, width], "int64"))
     g.op("Add", g.op("MatMul", merged, g.weight(width, width)), g.weight(width), out="y")
     output = helper.make_tensor_value_info("y", ELEMENT[form.dtype], ["batch", q_axis, width])
     return model(g, inputs, [output], form.opset)
@@ -160,7 +158,8 @@ def _mask_input(
     return ""
 
 
-def _decomposed(g: GraphWriter, form: Mha, q: str, k: str, v: str, mask: str) -> str:
+def _decomposed(g: GraphWriter, form: Mha, qkv: tuple[str, str, str], mask: str) -> str:
+    q, k, v = qkv
     dtype = "fp32" if form.cast else form.dtype
     if form.kv_heads:
         k, v = (_repeat_heads(g, form, t) for t in (k, v))
@@ -178,8 +177,7 @@ def _causal(g: GraphWriter, scores: str) -> str:
     """[Sq, Skv] bool: query i sees keys 0..i."""
     zero, one = g.const(0, "int64"), g.const(1, "int64")
     rows, columns = (
-        g.op("Range", zero, g.op("Squeeze", g.op("Shape", scores, start=a, end=a + 1)), one)
-        for a in (2, 3)
+        g.op("Range", zero, g.op("Squeeze", g.op("Shape", scores, start=a, end=a + 1)), one) for a in (2, 3)
     )
     return g.op("LessOrEqual", columns, g.op("Unsqueeze", rows, g.const([1], "int64")))
 

@@ -10,10 +10,9 @@ import warnings
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import Any
 
 from mha_deploy.errors import InputError, MissingError
-from mha_deploy.tensorrt.log import make_logger
+from mha_deploy.tensorrt.log import Handle, make_logger
 
 NAMES = ("auto", "tensorrt", "tensorrt-rtx")
 _MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
@@ -29,13 +28,13 @@ class Backend:
 
     name: str
     version: str
-    module: Any
+    module: ModuleType
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
 
     @property
-    def logger(self) -> Any:
+    def logger(self) -> Handle:
         return _logger(self.module)
 
     @property
@@ -71,7 +70,7 @@ class Backend:
         flags = self.module.NetworkDefinitionCreationFlag
         return 1 << int(flags.STRONGLY_TYPED) if hasattr(flags, "STRONGLY_TYPED") else 0
 
-    def supports_model(self, parser: Any, model: bytes, path: str) -> bool:
+    def supports_model(self, parser: Handle, model: bytes, path: str) -> bool:
         """Ask the parser for every node that it refuses; its errors hold the answer."""
         ask = getattr(parser, "supports_model_v2", None)
         answer = ask(model, path) if ask else parser.supports_model(model, path)[0]
@@ -92,7 +91,8 @@ def load_backend(name: str = "auto") -> Backend:
     if name == "tensorrt" and not has_cuda_driver():
         raise MissingError(
             "full TensorRT tunes on the GPU that it builds for, and this machine has no usable NVIDIA "
-            f"driver. Build there, or build without a GPU with --backend tensorrt-rtx ({_BRING['tensorrt-rtx']})."
+            f"driver. Build there, or build without a GPU with --backend tensorrt-rtx "
+            f"({_BRING['tensorrt-rtx']})."
         )
     return _load(name)
 
@@ -103,8 +103,11 @@ def _auto() -> Backend:
     if importlib.util.find_spec("tensorrt_rtx") is not None:
         return _load("tensorrt-rtx")
     raise MissingError(
-        "no TensorRT to build with. TensorRT for RTX: " + _BRING["tensorrt-rtx"]
-        + ". Full TensorRT: " + _BRING["tensorrt"] + "."
+        "no TensorRT to build with. TensorRT for RTX: "
+        + _BRING["tensorrt-rtx"]
+        + ". Full TensorRT: "
+        + _BRING["tensorrt"]
+        + "."
     )
 
 
@@ -136,7 +139,7 @@ def as_backend(name: str, module: ModuleType) -> Backend:
 
 
 @cache
-def _logger(module: Any) -> Any:
+def _logger(module: ModuleType) -> Handle:
     return make_logger(module)
 
 

@@ -14,7 +14,10 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO, TypeAlias
+
+# An object of the bindings, which carry no type information.
+Handle: TypeAlias = Any
 
 ERROR, WARNING, INFO = 1, 2, 3  # ILogger.Severity: INTERNAL_ERROR is 0, VERBOSE is 4
 _NAMES = ("INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE")
@@ -32,7 +35,7 @@ class Line(NamedTuple):
         return f"[{_NAMES[self.severity]}] {self.text}"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Log:
     """What the library said, in order."""
 
@@ -62,10 +65,10 @@ _own = threading.local()
 def recording() -> Iterator[Log]:
     """Collect what the library says to this thread until the block ends.
 
-    A message from a thread of the library's own goes to the newest recording.
+    Blocks nest: when an inner one ends, its lines are added to the outer one. A message from a thread of the library's own goes to the newest recording.
     """
     log = Log()
-    outer = getattr(_own, "log", log)
+    outer = getattr(_own, "log", None)
     _own.log = log
     _sinks.append(log)
     try:
@@ -73,20 +76,21 @@ def recording() -> Iterator[Log]:
     finally:
         _sinks.remove(log)
         _own.log = outer
+        if outer is not None:
+            outer.lines.extend(log.lines)
 
 
-def make_logger(module: Any) -> Any:
+def make_logger(module: Handle) -> Handle:
     """An `ILogger` of `module` that feeds the current recording; keep it for the whole process."""
 
     class Recorder(module.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
 
-        def log(self, severity: Any, text: str) -> None:
-            log = getattr(_own, "log", None)
-            sink = log if log in _sinks else _sinks[-1] if _sinks else None
-            if sink is not None:
-                sink.add(int(severity), text)
+        def log(self, severity: Handle, text: str) -> None:
+            log = getattr(_own, "log", None) or (_sinks[-1] if _sinks else None)
+            if log is not None:
+                log.add(int(severity), text)
 
     return Recorder()
 
@@ -108,7 +112,7 @@ def stderr_into(log: Log) -> Iterator[None]:
         swapped = _is_descriptor_2(before)
         if swapped:
             before.flush()
-            sys.stderr = open(screen, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)
+            sys.stderr = open(screen, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115 - closed with its descriptor
         os.dup2(caught.fileno(), 2)
         try:
             yield
@@ -123,7 +127,7 @@ def stderr_into(log: Log) -> Iterator[None]:
                 log.add(INFO, f"stderr: {text}")
 
 
-def _is_descriptor_2(stream: Any) -> bool:
+def _is_descriptor_2(stream: TextIO) -> bool:
     try:
         return bool(stream.fileno() == 2)
     except (AttributeError, OSError, io.UnsupportedOperation, ValueError):

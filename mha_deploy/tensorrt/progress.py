@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
+
+from mha_deploy.tensorrt.log import Handle
 
 
 class Progress(Protocol):
@@ -51,7 +53,7 @@ class Stop:
         self.raised.append(error)
 
 
-def make_monitor(module: Any, progress: Progress, stop: Stop) -> Any:
+def make_monitor(module: Handle, progress: Progress, stop: Stop) -> Handle:
     """An `IProgressMonitor` of `module` over `progress`; it ends the build once `stop` is wanted."""
 
     class Monitor(module.IProgressMonitor):  # type: ignore[misc]
@@ -59,21 +61,21 @@ def make_monitor(module: Any, progress: Progress, stop: Stop) -> Any:
             super().__init__()
 
         def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
-            self._tell(progress.phase_start, phase, parent or "", steps)
+            self._tell(lambda: progress.phase_start(phase, parent or "", steps))
 
         def phase_finish(self, phase: str) -> None:
-            self._tell(progress.phase_end, phase)
+            self._tell(lambda: progress.phase_end(phase))
 
         def step_complete(self, phase: str, step: int) -> bool:
-            self._tell(progress.step, phase, step + 1)
+            self._tell(lambda: progress.step(phase, step + 1))
             return not stop.wanted
 
-        def _tell(self, method: Any, *arguments: Any) -> None:
+        def _tell(self, report: Callable[[], None]) -> None:
             if stop.wanted:
                 return
             # An exception must not travel through the library's own frames.
             try:
-                method(*arguments)
+                report()
             except BaseException as error:
                 stop.now(error)
 

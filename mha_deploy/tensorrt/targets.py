@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from mha_deploy.errors import InputError
 from mha_deploy.tensorrt.backend import Backend
+from mha_deploy.tensorrt.log import Handle
 
 # Architectures that TensorRT for RTX leaves to full TensorRT, with the name people know them by.
 _DATA_CENTRE = {"sm90": "Hopper", "sm100": "Blackwell data centre", "sm103": "Blackwell data centre"}
@@ -33,7 +33,7 @@ def _normal(text: str) -> str:
     return "sm" + (match[1] or match[2] + match[3])
 
 
-def known_targets(backend: Backend) -> dict[str, Any]:
+def known_targets(backend: Backend) -> dict[str, Handle]:
     """Every architecture that the module can compile for, by name.
 
     Raises:
@@ -48,7 +48,7 @@ def known_targets(backend: Backend) -> dict[str, Any]:
     return {name.lower(): member for name, member in members.items() if name != "NONE"}
 
 
-def resolve_targets(backend: Backend, names: tuple[str, ...]) -> tuple[Any, ...]:
+def resolve_targets(backend: Backend, names: tuple[str, ...]) -> tuple[Handle, ...]:
     """The module's own members for `names`.
 
     Raises:
