@@ -32,7 +32,8 @@ class Mha:
     """One multi-head attention block; `mask` is none, bool, additive or causal.
 
     `cast` puts the attention proper between casts to fp32 and back. `mask_dtype` is the element
-    type of an additive mask, the block's own unless named. `fixed_seq` makes the length static.
+    type of an additive mask, the block's own unless named. `fixed_seq` makes the length static;
+    `qdq` = "fp8" puts quantise/dequantise pairs where a fused fp8 attention has them (opset 21).
     """
 
     opset: int = 23
@@ -45,6 +46,7 @@ class Mha:
     cast: bool = False
     mask_dtype: str = ""
     fixed_seq: int = 0
+    qdq: str = ""
 
     @property
     def width(self) -> int:
@@ -161,6 +163,8 @@ def _mask_input(
 def _decomposed(g: GraphWriter, form: Mha, qkv: tuple[str, str, str], mask: str) -> str:
     q, k, v = qkv
     dtype = "fp32" if form.cast else form.dtype
+    if form.qdq:
+        q, k, v = (_quantised(g, form, t) for t in (q, k, v))
     if form.kv_heads:
         k, v = (_repeat_heads(g, form, t) for t in (k, v))
     scaled = g.op("Mul", q, g.const(form.head_dim**-0.5, dtype))
@@ -170,7 +174,15 @@ def _decomposed(g: GraphWriter, form: Mha, qkv: tuple[str, str, str], mask: str)
     elif form.mask in ("bool", "causal"):
         keep = mask or _causal(g, scores)
         scores = g.op("Where", keep, scores, g.const(float("-inf"), dtype))
-    return g.op("MatMul", g.op("Softmax", scores, axis=-1), v)
+    weights = g.op("Softmax", scores, axis=-1)
+    return g.op("MatMul", _quantised(g, form, weights) if form.qdq else weights, v)
+
+
+def _quantised(g: GraphWriter, form: Mha, t: str) -> str:
+    scale = g.const(0.03, form.dtype)
+    zero = f"zero_{len(g.weights)}"
+    g.weights.append(helper.make_tensor(zero, TensorProto.FLOAT8E4M3FN, [], [0.0]))
+    return g.op("DequantizeLinear", g.op("QuantizeLinear", t, scale, zero), scale, zero)
 
 
 def _causal(g: GraphWriter, scores: str) -> str:

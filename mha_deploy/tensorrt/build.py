@@ -146,7 +146,7 @@ def _attempt(job: _Job, stop: Stop, *, decomposable: bool) -> _Attempt:
     Raises:
         MhaDeployError: what the log of this attempt stands for.
     """
-    module, logger = job.backend.module, job.backend.logger
+    module = job.backend.module
     with recording() as log:
         builder = _make_builder(job.backend, log)
         network = builder.create_network(job.backend.network_flags())
@@ -166,7 +166,6 @@ def _attempt(job: _Job, stop: Stop, *, decomposable: bool) -> _Attempt:
         if plan is None or ignored:
             raise explain(log.errors if plan is None else ignored)
         cache = bytes(config.get_timing_cache().serialize()) if job.options.timing_cache else b""
-        _ = logger  # must outlive the builder
         return _Attempt(bytes(plan), cache, log)
 
 

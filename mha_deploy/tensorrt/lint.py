@@ -105,9 +105,13 @@ def _doubles(graph: Graph) -> Iterator[Finding]:
     for value in (*body.input, *body.output):
         if value.type.tensor_type.elem_type == TensorProto.DOUBLE:
             yield Finding(value.name, "float64", "is an fp64 input or output", why)
-    for tensor in stored_tensors(graph.model):
-        if tensor.data_type == TensorProto.DOUBLE and len(tensor.dims) > 0:
-            yield Finding(tensor.name or "constant", "float64", "is an fp64 weight", why)
+    doubles = [
+        tensor.name or "a constant"
+        for tensor in stored_tensors(graph.model)
+        if tensor.data_type == TensorProto.DOUBLE and len(tensor.dims) > 0
+    ]
+    if doubles:
+        yield Finding(doubles[0], "float64", f"is an fp64 weight ({len(doubles)} in all)", why)
 
 
 def _attributes_refused(node: onnx.NodeProto, _: Wiring) -> Iterator[Problem]:

@@ -65,7 +65,8 @@ _own = threading.local()
 def recording() -> Iterator[Log]:
     """Collect what the library says to this thread until the block ends.
 
-    Blocks nest: when an inner one ends, its lines are added to the outer one. A message from a thread of the library's own goes to the newest recording.
+    Blocks nest: when an inner one ends, its lines are added to the outer one. A message from
+    a thread of the library's own goes to the newest recording.
     """
     log = Log()
     outer = getattr(_own, "log", None)

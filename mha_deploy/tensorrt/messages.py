@@ -101,13 +101,16 @@ TABLE = (
         "--target-sm.",
     ),
     _row(
-        r"Cannot compile for target\(s\) (?P<target>[^,]+?), because the model contains HW-specific "
-        r"datatypes: "
-        r"(?P<dtype>\w+)",
+        r"Cannot compile for target\(s\) (?P<target>[^,]+?), because .*?HW-specific datatypes: b16\b",
         TargetError,
-        "{target} cannot run {dtype}, which the graph uses (b16 is bf16, fp8 needs sm89 or newer); "
-        "build with "
-        "--fp16, or leave {target} out of --target-sm.",
+        "{target} cannot run bf16, which the graph uses; build with --fp16, or leave {target} out of "
+        "--target-sm.",
+    ),
+    _row(
+        r"Cannot compile for target\(s\) (?P<target>[^,]+?), because .*?datatypes: (?P<dtype>\w+)",
+        TargetError,
+        "{target} cannot run {dtype}, which the graph uses (fp8 needs sm89 or newer); build from the graph "
+        "before quantisation, or leave {target} out of --target-sm.",
     ),
     _row(
         r"within workspace limit|insufficient workspace",
