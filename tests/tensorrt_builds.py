@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from mha_deploy.tensorrt.graph import read_graph
 from mha_deploy.tensorrt.log import recording, stderr_into
 from mha_deploy.tensorrt.options import BuildOptions
 from mha_deploy.tensorrt.profiles import ShapeRange, profiles_for_graph
+from mha_deploy.tensorrt.verdict import AttentionVerdict
 
 pytest.importorskip("tensorrt_rtx")
 
@@ -34,9 +36,18 @@ def options(path: Path, *profiles: str, **fields: Any) -> BuildOptions:
     return BuildOptions(profiles=parsed, backend="tensorrt-rtx", **fields)
 
 
-def build(form: Mha, *profiles: str, targets: tuple[str, ...] = SM89, **fields: Any) -> BuiltPlan:
+def build_anew(form: Mha, *profiles: str, targets: tuple[str, ...] = SM89, **fields: Any) -> BuiltPlan:
     path = written(form)
     return build_plan(path, options(path, *(profiles or (form.profile,)), targets=targets, **fields))
+
+
+build = cache(build_anew)  # plans of equal requests are equal, which has its own test
+
+
+def verdict(built: BuiltPlan) -> AttentionVerdict:
+    """That of a plan with one attention."""
+    (one,) = built.attentions
+    return one
 
 
 def sha256(built: BuiltPlan) -> str:

@@ -162,6 +162,7 @@ def _attempt(job: _Job, stop: Stop, *, decomposable: bool) -> _Attempt:
             raise stop.raised[0]
         if stop.wanted:
             raise BuildError("the build was cancelled; nothing was written.")
+        _refuse_unused(log)
         ignored = misuse(log.errors)
         if plan is None or ignored:
             raise explain(log.errors if plan is None else ignored)
@@ -183,12 +184,6 @@ def _parse(job: _Job, network: Handle, log: Log) -> None:
         error = explain(log.errors)
         findings = parser_findings(job.backend, job.graph) if isinstance(error, RefusedError) else ()
         raise LintError(findings) if len(findings) > 1 else error
-    unused = unused_inputs(log.warnings)
-    if unused:
-        raise RefusedError(
-            f"TensorRT does not use input {', '.join(map(repr, unused))}: what is fed there would be ignored "
-            "without a word. Remove the input from the graph, or express what it does with other operators."
-        )
     for i in range(network.num_inputs):
         tensor = network.get_input(i)
         if tensor.is_shape_tensor:
@@ -196,6 +191,16 @@ def _parse(job: _Job, network: Handle, log: Log) -> None:
                 f"input {tensor.name!r} holds a shape, for which --profile has no syntax; compute the shape "
                 "inside the graph from the other inputs."
             )
+
+
+def _refuse_unused(log: Log) -> None:
+    """The builder warns of an input that no layer reads, then builds without it."""
+    unused = unused_inputs(log.warnings)
+    if unused:
+        raise RefusedError(
+            f"TensorRT does not use input {', '.join(map(repr, unused))}: what is fed there would be ignored "
+            "without a word. Remove the input from the graph, or express what it does with other operators."
+        )
 
 
 def _allow_decomposition(module: Handle, network: Handle) -> None:

@@ -70,7 +70,7 @@ class LintError(RefusedError):
 def lint(graph: Graph) -> tuple[Finding, ...]:
     """Everything known to be refused or dropped, nodes of nested bodies included."""
     wiring = wire(graph.model)
-    findings = list(_doubles(graph))
+    findings = [*_doubles(graph), *_unused_inputs(graph)]
     for node in walk(graph.model.graph):
         where = f"{node_name(node)} ({node.op_type})"
         for rule, what, why in _node_problems(node, wiring):
@@ -112,6 +112,22 @@ def _doubles(graph: Graph) -> Iterator[Finding]:
     ]
     if doubles:
         yield Finding(doubles[0], "float64", f"is an fp64 weight ({len(doubles)} in all)", why)
+
+
+def _unused_inputs(graph: Graph) -> Iterator[Finding]:
+    body = graph.model.graph
+    needed = {value.name for value in body.output}
+    for node in reversed(body.node):  # in order, so every reader comes before its maker here
+        if needed.intersection(node.output):
+            needed.update(node.input)
+            for attribute in node.attribute:
+                for inner in (attribute.g, *attribute.graphs):
+                    needed.update(name for reader in walk(inner) for name in reader.input)
+                    needed.update(value.name for value in inner.output)
+    why = "what is fed there would be ignored without a word; remove it from the graph"
+    for tensor in graph.inputs:
+        if tensor.name not in needed:
+            yield Finding(tensor.name, "unused-input", "is an input that no output depends on", why)
 
 
 def _attributes_refused(node: onnx.NodeProto, _: Wiring) -> Iterator[Problem]:
@@ -194,7 +210,8 @@ def parser_findings(backend: Backend, graph: Graph) -> tuple[Finding, ...]:
     module = backend.module
     with recording():
         builder = module.Builder(backend.logger)
-        parser = module.OnnxParser(builder.create_network(backend.network_flags()), backend.logger)
+        network = builder.create_network(backend.network_flags())  # must outlive its parser
+        parser = module.OnnxParser(network, backend.logger)
         if backend.supports_model(parser, graph.path.read_bytes(), str(graph.path)):
             return ()
         errors = [parser.get_error(i) for i in range(parser.num_errors)]
@@ -203,7 +220,7 @@ def parser_findings(backend: Backend, graph: Graph) -> tuple[Finding, ...]:
                 f"{error.node_name() or 'node ' + str(error.node())} ({error.node_operator()})",
                 "parser",
                 "is refused by TensorRT's parser",
-                str(explain([error.desc()])),
+                str(explain([f"{error.func()}: {error.desc()}"])),
             )
             for error in errors
         )
