@@ -15,7 +15,6 @@ from mha_deploy.tensorrt.graph import Graph, read_graph
 from mha_deploy.tensorrt.lint import LintError, lint, parser_findings
 from mha_deploy.tensorrt.log import Handle, Log, recording, stderr_into
 from mha_deploy.tensorrt.messages import (
-    BuildError,
     NoAttentionKernel,
     RefusedError,
     explain,
@@ -161,7 +160,7 @@ def _attempt(job: _Job, stop: Stop, *, decomposable: bool) -> _Attempt:
         if stop.raised:
             raise stop.raised[0]
         if stop.wanted:
-            raise BuildError("the build was cancelled; nothing was written.")
+            raise KeyboardInterrupt
         _refuse_unused(log)
         ignored = misuse(log.errors)
         if plan is None or ignored:

@@ -51,7 +51,12 @@ def _row(pattern: str, kind: type[MhaDeployError], text: str) -> Row:
 
 
 TABLE = (
-    # Profiles
+    # Profiles; one that is refused leaves none behind, so its row comes first.
+    _row(
+        r"satisfy MIN<=OPT<=MAX|is inconsistent with other shapes",
+        ProfileError,
+        "a profile is not in order: every axis needs 1 <= MIN <= OPT <= MAX.",
+    ),
     _row(
         r"no optimization profile has been defined",
         ProfileError,
@@ -81,11 +86,6 @@ TABLE = (
         ProfileError,
         "axis {axis!r} stands in several inputs and a profile gives it two {end} sizes, {one} and {two}; "
         "give it one.",
-    ),
-    _row(
-        r"satisfy MIN<=OPT<=MAX|is inconsistent with other shapes",
-        ProfileError,
-        "a profile is not in order: every axis needs 1 <= MIN <= OPT <= MAX.",
     ),
     # Attention and the compiler
     _row(
@@ -131,12 +131,6 @@ TABLE = (
         "a refittable or stripped plan is compiled on the GPU and this machine has no CUDA driver; "
         "build where "
         "one is, or without --refit.",
-    ),
-    _row(
-        r"generateForCurrent|Error reading CUDA GPU properties|Unable to (?:load|determine).*cuda",
-        MissingError,
-        "this needs an NVIDIA GPU with its driver, and none answers here; name the GPUs to build for with "
-        "--target-sm sm80,sm89,..., or run where the GPU is.",
     ),
     _row(
         r"Compute capability cannot be kNONE",
@@ -234,6 +228,13 @@ TABLE = (
         RefusedError,
         "TensorRT's Attention refuses an attribute: {what}",
     ),
+    # Late, for the missing driver is mentioned by many errors that have another cause.
+    _row(
+        r"generateForCurrent|CUDA driver version is insufficient|no CUDA-capable device|CUDA GPU properties",
+        MissingError,
+        "this needs an NVIDIA GPU with its driver, and none answers here; name the GPUs to build for with "
+        "--target-sm sm80,sm89,..., or run where the GPU is.",
+    ),
     # Last: what is left of the compiler's own checks, on a graph that everything else took.
     _row(
         r"MyelinCheckException: (?P<where>\S+?): CHECK",
@@ -244,6 +245,8 @@ TABLE = (
 )
 
 _UNUSED = re.compile(r"Unused Input: (?P<name>\S+)")
+# An error quoted inside another brings along that there is no CUDA driver to ask.
+_NOISE = re.compile(r"^\[checkMacros\.cpp::catchCudaError.*$", re.MULTILINE)
 # What the parser logs around the one line that says something.
 _FRAME = re.compile(r"While parsing node number|--- (?:Begin|End) node|^\s*$")
 _NODE = re.compile(
@@ -257,7 +260,7 @@ def explain(errors: Sequence[str]) -> MhaDeployError:
     The first row of the table that matches any line wins; the failing node is named when the parser
     named it. An unknown text gives a BuildError with the first line that says something.
     """
-    text = "\n".join(errors)
+    text = _NOISE.sub("", "\n".join(errors))
     node = _NODE.search(text)
     where = f"node {node['name'].strip() or '(unnamed)'} ({node['op']}): " if node else ""
     for row in TABLE:

@@ -15,7 +15,8 @@ from mha_deploy.tensorrt.log import Handle
 class Progress(Protocol):
     """Told how far a build is. Phases nest; `parent` is "" for the outermost.
 
-    An exception raised by any of the methods cancels the build and is raised again by it.
+    A phase may come more than once, and may end before its last step was reported. An
+    exception raised by any of the methods cancels the build and is raised again by it.
     """
 
     def phase_start(self, phase: str, parent: str, steps: int) -> None: ...
@@ -103,7 +104,7 @@ def interruptible(stop: Stop) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
+        if pressed and callable(before):
+            before(pressed[0], None)  # Python's own raises KeyboardInterrupt
     if pressed:
-        if callable(before):
-            before(pressed[0], None)
         raise KeyboardInterrupt
