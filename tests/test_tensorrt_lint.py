@@ -12,11 +12,11 @@ from tensorrt_builds import bare_errors, options, written
 
 from mha_deploy.errors import GraphError
 from mha_deploy.tensorrt import build as builds
-from mha_deploy.tensorrt.attentions import find_attentions
+from mha_deploy.tensorrt.attentions import Wiring, find_attentions
 from mha_deploy.tensorrt.backend import load_backend
 from mha_deploy.tensorrt.build import build_plan
 from mha_deploy.tensorrt.graph import read_graph
-from mha_deploy.tensorrt.lint import LintError, lint, parser_findings
+from mha_deploy.tensorrt.lint import LintError, _node_problems, lint, parser_findings
 
 HALF, INT64 = TensorProto.FLOAT16, TensorProto.INT64
 value = helper.make_tensor_value_info
@@ -69,6 +69,7 @@ REFUSED = {
     "second-output": with_second_output(),
     "cache": with_second_output(),
     "lengths-dropped": attention_model(MASK, NO_MASK, NO_MASK, ("nl", INT64, ["batch"])),
+    "window-dropped": attention_model(left_window_size=2, opset=25),
     "head-count": attention_model(heads=(4, 3)),
     "value-head-size": attention_model(dims=(64, 32)),
     "mask-type": attention_model(("mask", TensorProto.FLOAT, ["batch", 1, "seq", "seq"])),
@@ -97,16 +98,20 @@ def test_what_tensorrt_refuses_or_drops_is_found_at_its_node(rule, tmp_path):
     assert found[rule].node == f"{node.name} ({node.op_type})"
 
 
-@pytest.mark.parametrize("rule", sorted(set(REFUSED) - {"lengths-dropped", "mask-type", "float64"}))
+# What the parser takes all the same, to compute something else or to fail later.
+DROPPED = {"lengths-dropped", "window-dropped", "mask-type", "float64"}
+
+
+@pytest.mark.parametrize("rule", sorted(set(REFUSED) - DROPPED))
 def test_what_the_lint_refuses_the_parser_refuses_too(rule, tmp_path):
     graph = read_graph(save(REFUSED[rule], tmp_path / "refused.onnx"))
     assert parser_findings(load_backend("tensorrt-rtx"), graph)
 
 
-def test_fp64_and_lengths_are_refused_although_the_parser_takes_them(tmp_path):
-    for rule in ("lengths-dropped", "float64"):
-        path = save(REFUSED[rule], tmp_path / f"{rule}.onnx")
-        assert parser_findings(load_backend("tensorrt-rtx"), read_graph(path)) == ()
+@pytest.mark.parametrize("rule", sorted(DROPPED))
+def test_what_the_parser_drops_in_silence_the_lint_refuses(rule, tmp_path):
+    graph = read_graph(save(REFUSED[rule], tmp_path / "dropped.onnx"))
+    assert (parser_findings(load_backend("tensorrt-rtx"), graph), lint(graph) != ()) == ((), True)
 
 
 def test_a_build_of_a_refused_graph_lists_every_finding(tmp_path):
@@ -117,6 +122,19 @@ def test_a_build_of_a_refused_graph_lists_every_finding(tmp_path):
     assert [finding.rule for finding in error.value.findings] == ["softcap", "causal-and-mask"]
     assert "attention_0 (Attention): has softcap = 3. TensorRT has no capped attention" in str(error.value)
     assert error.value.exit_code == 2
+
+
+def test_an_attribute_newer_than_the_lint_is_refused():
+    node = attention_model(MASK).graph.node[0]
+    node.attribute.append(helper.make_attribute("sink_tokens", 4))
+    assert [rule for rule, _, _ in _node_problems(node, Wiring())] == ["attribute-unknown"]
+
+
+def test_a_node_that_only_the_parser_refuses_is_explained_in_its_words(tmp_path):
+    made = microsoft("MultiHeadAttention", "q", "k", "v", num_heads=4, mask_filter_value=-5.0)
+    path = save(made, tmp_path / "filtered.onnx")
+    with pytest.raises(GraphError, match=r"multiheadattention_0 .*parser refuses it: Unsupported MultiHead"):
+        build_plan(path, options(path, "batch=1,seq=1:8"))
 
 
 def test_fp64_is_refused_where_tensorrt_would_build_fp32(tmp_path):

@@ -43,6 +43,13 @@ _NO_IMPORTER = frozenset(
     ("BitCast", "DynamicQuantizeLinear", "FlexAttention", "MatMulInteger", "QLinearMatMul")
 )
 _STANDARD = ("", "ai.onnx")
+# Of opset 25, the newest version of the operator; what is not among them is not known to be read.
+_ATTENTION_ATTRIBUTES = frozenset(
+    (
+        *("is_causal", "kv_num_heads", "q_num_heads", "scale", "softcap", "softmax_precision"),
+        *("left_window_size", "qk_matmul_output_mode", "right_window_size"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +168,23 @@ def _lengths_dropped(node: onnx.NodeProto, _: Wiring) -> Iterator[Problem]:
         )
 
 
+def _attributes_dropped(node: onnx.NodeProto, _: Wiring) -> Iterator[Problem]:
+    options = attributes(node)
+    sizes = [options.get(f"{side}_window_size", -1) for side in ("left", "right")]
+    if max(sizes) >= 0:
+        yield (
+            "window-dropped",
+            f"has window sizes {sizes[0]} and {sizes[1]}",
+            "TensorRT drops them without an error and would attend to everything; use a mask",
+        )
+    for name in sorted(set(options) - _ATTENTION_ATTRIBUTES):
+        yield (
+            "attribute-unknown",
+            f"has attribute {name}",
+            "it is newer than this lint; TensorRT may drop it",
+        )
+
+
 def _head_counts(node: onnx.NodeProto, wiring: Wiring) -> Iterator[Problem]:
     options = attributes(node)
     shapes = [wiring.shape(name) for name in node.input[:2]]
@@ -199,6 +223,7 @@ _ATTENTION: tuple[Callable[[onnx.NodeProto, Wiring], Iterator[Problem]], ...] = 
     _attributes_refused,
     _outputs_and_caches,
     _lengths_dropped,
+    _attributes_dropped,
     _head_counts,
     _value_size,
     _mask_type,

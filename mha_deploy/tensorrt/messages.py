@@ -228,6 +228,12 @@ TABLE = (
         RefusedError,
         "TensorRT's Attention refuses an attribute: {what}",
     ),
+    # The parser's own words for a node that has no row above.
+    _row(
+        r"Assertion failed: [^\n]*?: (?P<what>[A-Z][^\n]+)",
+        RefusedError,
+        "TensorRT's parser refuses it: {what}",
+    ),
     # Late, for the missing driver is mentioned by many errors that have another cause.
     _row(
         r"generateForCurrent|CUDA driver version is insufficient|no CUDA-capable device|CUDA GPU properties",
