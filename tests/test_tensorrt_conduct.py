@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from graphs import Mha
@@ -120,6 +121,17 @@ def test_an_inner_recording_hands_its_lines_to_the_outer_one():
             inner.add(3, "said inside")
         outer.add(3, "said after")
     assert [line.text for line in outer.lines] == ["said inside", "said after"]
+
+
+def test_a_logger_that_other_code_registered_first_takes_nothing_away():
+    code = (
+        "import sys, tensorrt_rtx; first = tensorrt_rtx.Logger(); builder = tensorrt_rtx.Builder(first);"
+        "sys.path.insert(0, sys.argv[1]); from tensorrt_builds import Mha, build;"
+        "built = build(Mha()); print(built.warnings, built.activation_bytes > 0)"
+    )
+    tests = str(Path(__file__).parent)
+    done = subprocess.run([sys.executable, "-c", code, tests], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "() True"
 
 
 def test_builds_in_several_threads_keep_their_logs_and_plans_apart():

@@ -133,6 +133,11 @@ def test_a_profile_that_lacks_an_axis_of_an_input_is_refused():
         Profile((Dim("batch", 1, 1, 1),)).shapes(X)
 
 
+def test_a_profile_made_for_another_graph_is_refused():
+    with pytest.raises(ProfileError, match="range for axis 'kv_len', which no input of the graph has"):
+        Profile((Dim("batch", 1, 1, 1), Dim("seq", 1, 1, 1), Dim("kv_len", 1, 1, 1))).shapes(X)
+
+
 def test_the_axes_of_a_foreign_file_are_its_own_names(tmp_path):
     graph = read_graph(save(mha_model(Mha(cross=True, mask="bool")), tmp_path / "foreign.onnx"))
     assert [str(tensor) for tensor in graph.inputs] == [

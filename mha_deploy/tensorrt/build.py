@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mha_deploy.errors import GraphError, MissingError
@@ -41,7 +41,7 @@ class BuiltPlan:
     `timing_cache` is what full TensorRT measured, b"" unless one was asked for.
     """
 
-    plan: bytes
+    plan: bytes = field(repr=False)
     backend: Backend
     options: BuildOptions
     attentions: tuple[AttentionVerdict, ...]
@@ -50,9 +50,9 @@ class BuiltPlan:
     weight_bytes: tuple[tuple[str, int], ...]
     warnings: tuple[str, ...]
     activation_bytes: int
-    log: tuple[str, ...]
+    log: tuple[str, ...] = field(repr=False)
     seconds: float
-    timing_cache: bytes = b""
+    timing_cache: bytes = field(default=b"", repr=False)
 
     @property
     def targets(self) -> tuple[str, ...]:

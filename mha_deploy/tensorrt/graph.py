@@ -36,10 +36,6 @@ class Graph:
     weight_bytes: tuple[tuple[str, int], ...]
 
     @property
-    def opset(self) -> int:
-        return next((o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")), 0)
-
-    @property
     def precision(self) -> str:
         """What the weights are stored in, the most bytes first: "fp16", or "fp16+fp32" when mixed.
 

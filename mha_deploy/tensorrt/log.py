@@ -23,6 +23,8 @@ ERROR, WARNING, INFO = 1, 2, 3  # ILogger.Severity: INTERNAL_ERROR is 0, VERBOSE
 _NAMES = ("INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE")
 # Without a CUDA driver every API error is followed by this one; it tells nothing of the build.
 _NOISE = "checkMacros.cpp::catchCudaError"
+# Said when other code of this process gave the library its logger first; ours is heard all the same.
+_OTHER_LOGGER = "The logger passed into"
 
 
 class Line(NamedTuple):
@@ -51,7 +53,7 @@ class Log:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return tuple(text for level, text in self.lines if level == WARNING)
+        return tuple(t for level, t in self.lines if level == WARNING and _OTHER_LOGGER not in t)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.lines))

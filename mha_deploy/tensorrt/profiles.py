@@ -8,7 +8,7 @@ exported range, one axis with two ranges), so everything is checked here, by axi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,13 +39,19 @@ class Profile:
     def to_json(self) -> dict[str, list[int]]:
         return {d.name: [d.min, d.opt, d.max] for d in self.dims}
 
-    def shapes(self, inputs: Iterable[TensorSpec]) -> dict[str, ShapeRange]:
+    def shapes(self, inputs: Sequence[TensorSpec]) -> dict[str, ShapeRange]:
         """Shapes of the inputs that have a dynamic axis; one symbol has one range wherever it stands.
 
         Raises:
-            ProfileError: an input uses an axis that the profile does not give.
+            ProfileError: an input uses an axis that the profile does not give, or none uses one it gives.
         """
         ranges = {d.name: d for d in self.dims}
+        unused = set(ranges) - {axis for tensor in inputs for axis in tensor.shape}
+        if unused:
+            raise ProfileError(
+                f"the profile {self} gives a range for axis {min(unused)!r}, which no input of the graph has; "
+                "it was made for another graph."
+            )
         shapes = {}
         for tensor in inputs:
             symbols = [axis for axis in tensor.shape if isinstance(axis, str)]
