@@ -43,7 +43,7 @@ class Profile:
         """Shapes of the inputs that have a dynamic axis; one symbol has one range wherever it stands.
 
         Raises:
-            ProfileError: an input uses an axis that the profile does not give, or none uses one it gives.
+            ProfileError: an input uses an axis that is not given, or none uses a given one.
         """
         ranges = {d.name: d for d in self.dims}
         unused = set(ranges) - {axis for tensor in inputs for axis in tensor.shape}
