@@ -49,7 +49,7 @@ class Profile:
         unused = set(ranges) - {axis for tensor in inputs for axis in tensor.shape}
         if unused:
             raise ProfileError(
-                f"the profile {self} gives a range for axis {min(unused)!r}, which no input of the graph has; "
+                f"the profile {self} gives a range for axis {min(unused)!r}, which no input has; "
                 "it was made for another graph."
             )
         shapes = {}
