@@ -21,14 +21,15 @@ from torch.nn import functional
 from mha_deploy.errors import FeedError
 from mha_deploy.spec import AttentionSpec
 
-PATHS = ("fused", "spelled-out")
+PATHS = ("fused", "fused-fp32-core", "spelled-out")
 
 
 class MultiHeadAttention(nn.Module):
     """The block that `spec` describes; inputs come in the order of `spec.signature`.
 
-    `path` picks between two ways to the same numbers: "fused" (scaled_dot_product_attention) and
-    "spelled-out", where every product can be looked at. They share the weights.
+    `path` picks a way to the same numbers: "fused" (scaled_dot_product_attention), "fused-fp32-core"
+    (the same, in fp32 whatever the precision around it) or "spelled-out", where every product can
+    be looked at. They share the weights.
     """
 
     def __init__(self, spec: AttentionSpec, path: str = "fused") -> None:
@@ -44,20 +45,28 @@ class MultiHeadAttention(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         block = self._admit(inputs)
         q, k, v = self._heads(block)
-        if self.path == "fused":
-            context = functional.scaled_dot_product_attention(
-                q, k, v, attn_mask=block.keep, dropout_p=self._dropout, enable_gqa=self._groups > 1
-            )
+        if self.path == "spelled-out":
+            context = self._spelled_out(q, k, v, block.keep)
+        elif self.path == "fused-fp32-core":
+            context = self._fused(q.float(), k.float(), v.float(), block.keep).to(q.dtype)
         else:
-            weights = _weights(q, k.repeat_interleave(self._groups, dim=1), block.keep)
-            weights = functional.dropout(weights, self._dropout)
-            context = weights @ v.repeat_interleave(self._groups, dim=1)  # B H S D
+            context = self._fused(q, k, v, block.keep)
         y: Tensor = self.output(context.transpose(1, 2).flatten(2))  # B S d_model
         if self.spec.norm == "pre":
             y = block.residual + y
         elif self.spec.norm == "post":
             y = self.norm(block.residual + y)
         return y
+
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
+        return functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=keep, dropout_p=self._dropout, enable_gqa=self._groups > 1
+        )
+
+    def _spelled_out(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
+        weights = _weights(q, k.repeat_interleave(self._groups, dim=1), keep)
+        weights = functional.dropout(weights, self._dropout)
+        return weights @ v.repeat_interleave(self._groups, dim=1)  # B H S D
 
     def attention_weights(self, *inputs: Tensor) -> Tensor:
         """softmax(Q K^T / sqrt(head_dim)), [B, H, S, T]; rows sum to 1, or to 0 where nothing is kept."""

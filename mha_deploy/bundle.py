@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,10 +63,29 @@ class Bundle:
         """A session over the artifact of that name (see `artifact`).
 
         Raises:
-            BundleError: no such artifact, or its files are not the ones recorded.
+            BundleError: no such artifact, its files are not the ones recorded, or an engine's passport
+                does not hold.
             MissingError: this machine lacks the runtime, the provider or the GPU.
         """
-        return open_session(self.folder, self.artifact(name), placement)
+        artifact = self.artifact(name)
+        if "passport" in artifact.details:
+            self._check_passport(artifact)
+        return open_session(self.folder, artifact, placement)
+
+    def _check_passport(self, artifact: Artifact) -> None:
+        """Hold an engine's passport against the file beside the plan, the bundle and this machine."""
+        from mha_deploy.tensorrt.backend import load_backend
+        from mha_deploy.tensorrt.passport import Passport, read_passport
+
+        passport = Passport.from_json(artifact.details["passport"])
+        record, folder = artifact.files[0], f"'{self.folder}'"
+        passport = replace(passport, command=passport.command.replace("BUNDLE", folder))
+        beside = read_passport(self.folder / record.file).to_json()
+        passport.agrees({k: v for k, v in beside.items() if k != "command"}, "the file beside the plan")
+        ours = {"plan_sha256": record.sha256, "plan_bytes": record.bytes}
+        passport.agrees({**ours, "weights_sha256": self.manifest.weights.sha256}, "the bundle")
+        artifact.path(self.folder)
+        passport.agrees({"version": load_backend(passport.backend).version}, "this machine")
 
     def reference(self) -> MultiHeadAttention:
         """The PyTorch module with the bundle's weights, in fp32 and evaluation mode."""

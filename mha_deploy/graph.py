@@ -15,6 +15,7 @@ from pathlib import Path
 
 import onnx
 import torch
+from onnx import helper
 from torch import Tensor, nn
 
 from mha_deploy.errors import FrozenAxisError, GraphError
@@ -73,7 +74,7 @@ def _export(module: nn.Module, signature: Signature) -> torch.onnx.ONNXProgram:
     try:
         program = torch.onnx.export(
             module,
-            _example(module, signature),
+            _example(signature),
             dynamo=True,
             opset_version=OPSET,
             dynamic_shapes=(axes,) if starred else axes,
@@ -98,13 +99,11 @@ def traced_sizes(signature: Signature) -> dict[str, int]:
     return {dim.name: next(candidates) for dim in signature.dims}
 
 
-def _example(module: nn.Module, signature: Signature) -> tuple[Tensor, ...]:
+def _example(signature: Signature) -> tuple[Tensor, ...]:
     sizes = traced_sizes(signature)
-    dtype = next(module.parameters()).dtype
 
     def tensor(spec: TensorSpec) -> Tensor:
-        shape = signature.shape(spec, sizes)
-        return torch.zeros(shape, dtype=dtype) if spec.is_float else torch.ones(shape, dtype=torch.bool)
+        return torch.ones(signature.shape(spec, sizes), dtype=getattr(torch, spec.dtype))
 
     return tuple(tensor(spec) for spec in signature.inputs)
 
@@ -151,6 +150,9 @@ def check_graph(path: Path, signature: Signature) -> None:
     for tensor in (*signature.inputs, *signature.outputs):
         if tensor.name not in values:
             raise GraphError(f"{path.name} has no {tensor.name!r}; it has {', '.join(values)}")
+        dtype = helper.tensor_dtype_to_np_dtype(values[tensor.name].type.tensor_type.elem_type).name
+        if dtype != tensor.dtype:
+            raise GraphError(f"{path.name} has {tensor.name!r} in {dtype}; expected {tensor.dtype}")
         found = [axis.dim_param or axis.dim_value for axis in values[tensor.name].type.tensor_type.shape.dim]
         for position, (axis, got) in enumerate(zip(tensor.shape, found, strict=True)):
             if axis != got and isinstance(axis, str):

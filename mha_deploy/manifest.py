@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from mha_deploy.errors import BundleError, MhaDeployError
 from mha_deploy.precision import Precision
 from mha_deploy.signature import Signature
 from mha_deploy.spec import AttentionSpec
-from mha_deploy.staging import staged_file
+from mha_deploy.staging import locked, staged_file
 
 FORMAT = 1
 FILE_NAME = "manifest.json"
@@ -32,7 +32,8 @@ class FileRecord:
     bytes: int
 
     def __post_init__(self) -> None:
-        if not self.file or Path(self.file).name != self.file or self.file == "..":
+        parts = Path(self.file).parts
+        if not parts or Path(self.file).is_absolute() or ".." in parts:
             raise ValueError(f"file {self.file!r}; expected a name within the bundle's folder")
 
     @classmethod
@@ -129,6 +130,11 @@ class Manifest:
         with staged_file(folder / FILE_NAME) as path:
             path.write_text(text, encoding="utf-8")
 
+    def with_artifact(self, artifact: Artifact) -> Manifest:
+        """This manifest with `artifact` added, or put in place of the one of its name."""
+        others = tuple(each for each in self.artifacts if each.name != artifact.name)
+        return replace(self, artifacts=(*others, artifact))
+
     @classmethod
     def read(cls, folder: Path) -> Manifest:
         """The manifest of a bundle folder.
@@ -177,6 +183,14 @@ class Manifest:
             data["provenance"],
             tuple(FileRecord(**record) for record in data["inputs"]),
         )
+
+
+def update(folder: Path, artifact: Artifact) -> Manifest:
+    """Add or replace one artifact in the manifest on disk, whoever else does the same meanwhile."""
+    with locked(folder):
+        manifest = Manifest.read(folder).with_artifact(artifact)
+        manifest.write(folder)
+    return manifest
 
 
 def sha256_of(path: Path) -> str:

@@ -23,7 +23,7 @@ _STYLES = {"passed": "green", "ok": "green", "failed": "bold red", "problem": "b
 def verify_tables(console: Console, report: VerifyReport) -> None:
     for artifact, provider in report.providers.items():
         cases = [case for case in report.cases if case.artifact == artifact]
-        table = _table(
+        table = new_table(
             f"{report.subject}: {artifact} ({cases[0].precision.value}, {provider}) against PyTorch in fp64",
             (
                 "case",
@@ -48,6 +48,8 @@ def verify_tables(console: Console, report: VerifyReport) -> None:
                 _state(case.outcome + (f": {case.note}" if case.note else ""), case.outcome),
             )
         console.print(table)
+    for artifact, reason in report.not_run.items():
+        console.print(Text(f"not run: {artifact}: {reason}", "yellow"))
     console.print(
         "allowed = 2 x yardstick + eps/2 x max|truth|; yardstick = the worst of ten PyTorch runs at this\n"
         "precision; needed = error / yardstick. Padded query rows are not compared.",
@@ -62,7 +64,7 @@ def verify_tables(console: Console, report: VerifyReport) -> None:
 
 
 def bench_table(console: Console, report: BenchReport) -> None:
-    table = _table(
+    table = new_table(
         f"{report.subject}: {report.artifact} ({report.precision}, {report.provider}, "
         f"{report.threads} threads)",
         (
@@ -99,7 +101,7 @@ def bench_table(console: Console, report: BenchReport) -> None:
 
 
 def infer_table(console: Console, report: InferReport) -> None:
-    table = _table("batched inference", ("what", ">value"))
+    table = new_table("batched inference", ("what", ">value"))
     latency = Percentiles.of(report.batch_ms)
     table.add_row("requests", f"{report.requests:,}")
     table.add_row("batches", f"{report.batches:,}")
@@ -115,7 +117,7 @@ def infer_table(console: Console, report: InferReport) -> None:
 
 def inspect_tables(console: Console, bundle: Bundle) -> None:
     spec, provenance = bundle.spec, bundle.manifest.provenance
-    facts = _table(f"bundle {bundle.folder}", ("what", "value"))
+    facts = new_table(f"bundle {bundle.folder}", ("what", "value"))
     facts.add_row("block", _block(bundle))
     for dim in spec.dims:
         facts.add_row(f"dim {dim.name}", f"{dim.min} .. {dim.opt} .. {dim.max} (min, opt, max)")
@@ -132,7 +134,9 @@ def inspect_tables(console: Console, bundle: Bundle) -> None:
     facts.add_row("made", f"{provenance['created']} by mha-deploy {provenance['mha_deploy']}")
     facts.add_row("with", _versions(provenance["machine"]))
     console.print(facts)
-    artifacts = _table("artifacts", ("name", "runtime", "precision", "file", ">bytes", "sha256", "details"))
+    artifacts = new_table(
+        "artifacts", ("name", "runtime", "precision", "file", ">bytes", "sha256", "details")
+    )
     for artifact in bundle.artifacts:
         for record in artifact.files:
             artifacts.add_row(
@@ -148,13 +152,13 @@ def inspect_tables(console: Console, bundle: Bundle) -> None:
 
 
 def doctor_table(console: Console, findings: Sequence[Finding]) -> None:
-    table = _table("this machine", ("what", "state", "detail"))
+    table = new_table("this machine", ("what", "state", "detail"))
     for finding in findings:
         table.add_row(finding.what, _state(finding.state, finding.state), finding.detail)
     console.print(table)
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
+def new_table(title: str, columns: Sequence[str]) -> Table:
     """A table; a column's leading ">" aligns it right."""
     table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
     for column in columns:
@@ -187,10 +191,11 @@ def _versions(host: Mapping[str, Any]) -> str:
 
 
 def _details(details: Mapping[str, Any]) -> str:
-    shown = {**details}
-    if "axes_proved_at" in shown:
+    """The short ones; lists and the passport have places of their own."""
+    shown = {key: value for key, value in details.items() if isinstance(value, str | int)}
+    if "axes_proved_at" in details:
         shown["axes_proved_at"] = f"{len(details['axes_proved_at'])} sizes"
-    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in shown.items())
+    return ", ".join(f"{key.replace('_', ' ')}: {value}" for key, value in shown.items())
 
 
 def _block(bundle: Bundle) -> str:

@@ -69,6 +69,22 @@ def staged_file(target: Path) -> Iterator[Path]:
             staging.unlink()
 
 
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold `folder` for a read and a write that belong together; other processes wait."""
+    try:
+        import fcntl
+    except ImportError:  # no such lock outside POSIX: there two writers at once may lose one's change
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _put_in_place(staging: Path, target: Path) -> None:
     if not target.exists():
         staging.rename(target)

@@ -8,13 +8,14 @@ tolerance.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mha_deploy.bundle import DEFAULT_PLACEMENT, Bundle
 from mha_deploy.cases import Case, standard_cases
+from mha_deploy.errors import MissingError
 from mha_deploy.precision import Precision, numpy_dtype
 from mha_deploy.sessions import Placement, Session
 from mha_deploy.signature import Array, Feeds, Signature
@@ -78,11 +79,15 @@ class CaseResult:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """Every case of every artifact. It passes when no case failed and each artifact passed one."""
+    """Every case of every artifact. It passes when no case failed and each artifact passed one.
+
+    `not_run` names artifacts that this machine cannot run, with the reason: they neither pass nor fail.
+    """
 
     subject: str
     cases: tuple[CaseResult, ...]
     providers: Mapping[str, str]
+    not_run: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -95,6 +100,7 @@ class VerifyReport:
             "passed": self.passed,
             "subject": self.subject,
             "providers": dict(self.providers),
+            "not_run": dict(self.not_run),
             "rule": f"max_abs_error <= {YARDSTICK_FACTOR:g} x yardstick + eps/2 x max|truth|",
             "cases": [case.to_json() for case in self.cases],
         }
@@ -110,21 +116,30 @@ def verify(
 ) -> VerifyReport:
     """Hold artifacts (all, or those named) against the reference on `cases` (the standard ones).
 
+    What this machine cannot run is listed in the report, unless it was named or nothing runs.
+
     Raises:
         BundleError: a file of the bundle is not the one recorded.
         MissingError: this machine lacks a runtime or a provider.
     """
     chosen = [bundle.artifact(name) for name in artifacts] or list(bundle.artifacts)
     cases = cases or standard_cases(bundle.spec, bundle.real_inputs())
-    results, providers = [], {}
+    results, providers, not_run = [], dict[str, str](), dict[str, str]()
     judge = Judge(bundle.reference())
     for artifact in chosen:
-        with bundle.open_session(artifact.name, placement) as session:
+        try:
+            session = bundle.open_session(artifact.name, placement)
+        except MissingError as error:
+            if artifacts or (artifact is chosen[-1] and not providers):
+                raise
+            not_run[artifact.name] = str(error)
+            continue
+        with session:
             providers[artifact.name] = session.provider
             for case in cases:
                 progress(f"{artifact.name}: {case.name}")
                 results.append(judge(session, artifact.name, case))
-    return VerifyReport(bundle.spec.name, tuple(results), providers)
+    return VerifyReport(bundle.spec.name, tuple(results), providers, not_run)
 
 
 class Judge:

@@ -15,12 +15,15 @@ LAYERS = (
     ("spec", "spec_file", "masks", "ragged", "latency", "tensor_files"),
     ("manifest",),
     ("attention", "weights"),
-    ("graph", "lowering", "tensorrt"),
+    ("graph", "typed", "twin", "lowering", "tensorrt"),
     ("sessions",),
     ("bundle", "cases", "ceiling"),
-    ("verification", "benchmark", "batching", "inference", "doctor", "axes"),
-    ("pipeline",),
+    ("verification", "benchmark", "batching", "inference", "doctor", "axes", "proof"),
+    ("pipeline", "variants"),
+    ("engine_job",),
+    ("engines",),
     ("render",),
+    ("render_engine",),
     ("cli",),
     ("__main__",),
     ("",),
@@ -28,8 +31,8 @@ LAYERS = (
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 # Who may load what when it is imported: names of modules, or of folders.
 HEAVY = {
-    "torch": ("attention", "graph", "weights", "sessions.reference", "pipeline"),
-    "onnx": ("graph", "axes", "ceiling", "lowering", "tensorrt"),
+    "torch": ("attention", "graph", "typed", "weights", "sessions.reference", "pipeline"),
+    "onnx": ("graph", "typed", "twin", "axes", "ceiling", "lowering", "tensorrt", "variants", "engine_job"),
     "onnxruntime": (),
     "tensorrt": (),
 }

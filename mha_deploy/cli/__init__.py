@@ -1,0 +1,51 @@
+"""The command line: parse, call one library function, print the report, exit.
+
+Exit codes: 0 done; 1 a check failed; 2 bad input or usage; 3 this machine lacks what was asked for;
+130 interrupted. `--json` prints the report's data on stdout; progress goes to stderr.
+
+    making.py    export, optimize, build-engine
+    running.py   verify, infer, bench
+    looking.py   inspect, doctor
+    shared.py    options and output that they have in common
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from mha_deploy.cli.looking import doctor, inspect
+from mha_deploy.cli.making import build_engine, export, optimize
+from mha_deploy.cli.running import bench, infer, verify
+from mha_deploy.errors import MhaDeployError
+
+
+class Pipeline(click.Group):
+    """Commands in the order of the pipeline, and every expected failure as one line."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except MhaDeployError as error:
+            if ctx.params.get("debug"):
+                raise
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("interrupted; nothing was left half-written", err=True)
+            ctx.exit(130)
+
+
+@click.group(cls=Pipeline, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.version_option(package_name="mha-deploy")
+def main(debug: bool) -> None:
+    """From a PyTorch attention block to a verified, fast, served engine."""
+
+
+for command in (export, optimize, build_engine, verify, infer, bench, inspect, doctor):
+    main.add_command(command)

@@ -1,0 +1,64 @@
+"""Options and output that several commands have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from mha_deploy.sessions import Placement
+
+FOLDER = click.Path(path_type=Path)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on stdout.")
+artifact_option = click.option("--artifact", default="", help="Artifact to run.  [default: the best one]")
+
+
+def placement_options(command: Callable[..., None]) -> Callable[..., None]:
+    options = (
+        click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True),
+        click.option("--threads", type=click.IntRange(min=0), default=0, help="0: every core allowed."),
+        click.option(
+            "--fallback", type=click.Choice(["cpu"]), help="Device that will do where it is missing."
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def placement(device: str, threads: int, fallback: str | None) -> Placement:
+    from mha_deploy.sessions import Placement
+
+    return Placement(device, threads, fallback or "")
+
+
+def print_json(data: object) -> None:
+    click.echo(json.dumps(data, indent=1, ensure_ascii=False))
+
+
+def console() -> Any:
+    """stdout at a width that holds the tables where it is no terminal."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120
+    return Console(width=width, markup=False)
+
+
+@contextlib.contextmanager
+def status_line() -> Iterator[Callable[[str], None]]:
+    """A line on stderr that says what is going on, where stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as status:
+        yield status.update

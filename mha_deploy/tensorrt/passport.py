@@ -1,0 +1,117 @@
+"""An engine's passport: what a plan was made from, by what and for what, and whether it may be loaded.
+
+It stands in the bundle's manifest and, word for word, as JSON beside the plan. A plan is code:
+nothing deserializes one whose passport does not hold.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from mha_deploy.errors import BundleError
+from mha_deploy.staging import staged_file
+
+SUFFIX = ".passport.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Passport:
+    """`key` names the request (ONNX hash, options, backend, version): equal requests, equal plans.
+
+    `targets` is empty where TensorRT chose; `gpu` is the GPU that full TensorRT tuned on, else "".
+    `kept_fp32` and `lowering` say what the graph does that was not asked for by name. `command` is
+    what builds it again, with the folder left to say.
+    """
+
+    key: str
+    backend: str
+    version: str
+    targets: tuple[str, ...]
+    gpu: str
+    precision: str
+    onnx_file: str
+    onnx_sha256: str
+    weights_sha256: str
+    plan_sha256: str
+    plan_bytes: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    profiles: tuple[Mapping[str, list[int]], ...]
+    options: Mapping[str, Any]
+    attentions: tuple[Mapping[str, Any], ...]
+    decomposed: bool
+    activation_bytes: int
+    lowering: tuple[Mapping[str, str], ...]
+    kept_fp32: tuple[str, ...]
+    checked: str
+    warnings: tuple[str, ...]
+    command: str
+
+    def to_json(self) -> dict[str, Any]:
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Passport:
+        """Raises:
+        BundleError: a field is missing or unknown.
+        """
+        names = [field.name for field in fields(cls)]
+        if sorted(data) != sorted(names):
+            odd = sorted(set(data) ^ set(names))
+            raise BundleError(f"the engine's passport is damaged: {', '.join(odd)} missing or unknown")
+        values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in data.items()}
+        return cls(**values)
+
+    def write(self, plan: Path) -> Path:
+        """Write it beside `plan`."""
+        path = plan.with_suffix(SUFFIX)
+        text = json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n"
+        with staged_file(path) as staging:
+            staging.write_text(text, encoding="utf-8")
+        return path
+
+    def agrees(self, found: Mapping[str, Any], where: str) -> None:
+        """Hold values found elsewhere against the passport.
+
+        Raises:
+            BundleError: naming the first field that differs, both values and the command that rebuilds.
+        """
+        mine = self.to_json()
+        for name, value in found.items():
+            if mine[name] != value:
+                raise BundleError(
+                    f"the engine's passport says {name} = {_short(mine[name])}, {where} has "
+                    f"{_short(value)}; build it again: {self.command}"
+                )
+
+
+def read_passport(plan: Path) -> Passport:
+    """The passport beside `plan`.
+
+    Raises:
+        BundleError: there is none, or a damaged one.
+    """
+    path = plan.with_suffix(SUFFIX)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BundleError(f"{plan} has no passport {path.name} beside it: it will not be loaded") from error
+    except ValueError as error:
+        raise BundleError(f"{path} is damaged: {error}; build the engine again") from error
+    if not isinstance(data, dict):
+        raise BundleError(f"{path} is damaged: expected a table; build the engine again")
+    return Passport.from_json(data)
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def rebuild_command(subject: str, flags: Sequence[str]) -> str:
+    return " ".join(("mha-deploy build-engine", subject, *flags))

@@ -1,0 +1,88 @@
+"""The block as ONNX in one precision: what a strongly typed engine is built from.
+
+Precision is a property of the file. The graph is exported from the reference module in that
+precision, with the attention core (scores, softmax, product with the values) in fp32 between two
+casts: TensorRT still fuses it, and 16-bit sums over long rows lose what the softmax needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import torch
+from onnx import TensorProto, shape_inference
+from torch import Tensor
+
+from mha_deploy.attention import MultiHeadAttention
+from mha_deploy.errors import InputError
+from mha_deploy.graph import write_graph
+from mha_deploy.precision import Precision
+from mha_deploy.signature import Signature
+
+IO_FORMS = ("fp32", "same")
+TYPED = (Precision.FP32, Precision.FP16, Precision.BF16)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A precision, and whether the graph's own inputs and outputs stay fp32 or are the "same".
+
+    Raises:
+        InputError: another precision or form.
+    """
+
+    precision: Precision
+    io: str = "fp32"
+
+    def __post_init__(self) -> None:
+        if self.precision not in TYPED or self.io not in IO_FORMS:
+            raise InputError(
+                f"precision {self.precision} with io {self.io!r}; "
+                "expected fp32, fp16 or bf16 with io fp32 or same"
+            )
+
+    @property
+    def name(self) -> str:
+        return self.precision.value + ("" if self.io == "fp32" else "-io")
+
+    def signature(self, of: Signature) -> Signature:
+        return of if self.io == "fp32" else of.at(self.precision)
+
+
+class TypedAttention(MultiHeadAttention):
+    """The reference in another precision, between casts where its inputs and outputs stay fp32."""
+
+    def __init__(self, module: MultiHeadAttention, variant: Variant) -> None:
+        super().__init__(module.spec, "fused-fp32-core")
+        self.load_state_dict(module.state_dict())
+        self.dtype: torch.dtype = getattr(torch, variant.precision.dtype_name)
+        self.io_dtype = torch.float32 if variant.io == "fp32" else self.dtype
+        self.to(self.dtype)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        typed = (x.to(self.dtype) if x.is_floating_point() else x for x in inputs)
+        return super().forward(*typed).to(self.io_dtype)
+
+
+def write_typed(module: MultiHeadAttention, variant: Variant, path: Path) -> None:
+    """Export `module` in the variant's precision to `path`.
+
+    Raises:
+        GraphError, FrozenAxisError: as `graph.write_graph`.
+    """
+    write_graph(TypedAttention(module, variant), variant.signature(module.spec.signature), path)
+
+
+def kept_in_fp32(path: Path) -> list[str]:
+    """What a 16-bit graph computes in fp32 all the same, by node, and which inputs and outputs stay fp32."""
+    graph = shape_inference.infer_shapes(onnx.load(str(path), load_external_data=False)).graph
+    values = {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.input, *graph.output)}
+    interface = [value.name for value in (*graph.input, *graph.output)]
+    kept = [
+        f"{node.op_type} {node.name}"
+        for node in graph.node
+        if node.op_type != "Cast" and any(values.get(name) == TensorProto.FLOAT for name in node.output)
+    ]
+    return kept + [f"graph value {name}" for name in interface if values[name] == TensorProto.FLOAT]

@@ -1,0 +1,161 @@
+"""Other ONNX forms of a bundle's block, each checked against PyTorch before it joins the bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from mha_deploy.bundle import Bundle
+from mha_deploy.cases import standard_cases
+from mha_deploy.errors import CheckError
+from mha_deploy.graph import INLINE_LIMIT, check_graph
+from mha_deploy.lowering import Lowered, lower_to_portable
+from mha_deploy.manifest import Artifact, FileRecord, update
+from mha_deploy.precision import Precision
+from mha_deploy.sessions.onnx_runtime import OnnxRuntimeSession
+from mha_deploy.staging import staged_folder
+from mha_deploy.twin import write_twin
+from mha_deploy.typed import Variant, kept_in_fp32, write_typed
+from mha_deploy.verification import FAILED, OUT_OF_RANGE, Judge
+
+CANONICAL, PORTABLE = "canonical", "portable"
+Status = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A graph held against PyTorch: how many cases passed, and through what."""
+
+    cases: int
+    out_of_range: int
+    through: str
+
+    def __str__(self) -> str:
+        beyond = f", {self.out_of_range} out of range" if self.out_of_range else ""
+        return f"{self.cases} cases against PyTorch{beyond}, {self.through}"
+
+
+def typed_artifact(bundle: Bundle, variant: Variant, status: Status = lambda _: None) -> Artifact:
+    """The bundle's ONNX in this precision; made, checked and recorded where it is not there yet.
+
+    Raises:
+        CheckError: it does not pass its own precision's yardstick.
+    """
+    if variant.precision is Precision.FP32:
+        return bundle.artifact(CANONICAL)
+    present = [artifact for artifact in Bundle.load(bundle.folder).artifacts if artifact.name == variant.name]
+    if present:
+        return present[0]
+    status(f"exporting in {variant.precision.value}")
+    with staged_folder(bundle.folder / "variants" / variant.name) as staging:
+        path = staging / "model.onnx"
+        write_typed(bundle.reference(), variant, path)
+        status(f"checking {variant.name} against PyTorch")
+        checked = check_numerically(bundle, variant, path)
+        details = {"io": variant.io, "kept_fp32": kept_in_fp32(path), "checked": str(checked)}
+        if variant.precision is Precision.BF16:
+            write_twin(path, staging / "twin.onnx")
+    return _record(bundle, variant, details)
+
+
+def _record(bundle: Bundle, variant: Variant, details: Mapping[str, Any]) -> Artifact:
+    folder = f"variants/{variant.name}"
+    artifact = Artifact(
+        name=variant.name,
+        runtime="onnxruntime",
+        precision=variant.precision,
+        signature=variant.signature(bundle.signature),
+        files=_files(bundle.folder, folder, "model.onnx"),
+        details=details,
+    )
+    update(bundle.folder, artifact)
+    if variant.precision is Precision.BF16:
+        twin = Artifact(
+            name=f"{variant.name}-twin",
+            runtime="onnxruntime",
+            precision=variant.precision,
+            signature=bundle.signature,
+            files=_files(bundle.folder, folder, "twin.onnx"),
+            details={"twin_of": variant.name, "computes_in": "fp32, every value rounded to bf16"},
+        )
+        update(bundle.folder, twin)
+    return artifact
+
+
+def _files(bundle: Path, folder: str, name: str) -> tuple[FileRecord, ...]:
+    """The ONNX file and the external data beside it."""
+    names = [name, *sorted(path.name for path in (bundle / folder).glob(f"{name}.*"))]
+    return tuple(FileRecord.of(bundle, f"{folder}/{each}") for each in names)
+
+
+def check_numerically(bundle: Bundle, variant: Variant, path: Path) -> Checked:
+    """Hold the ONNX file at `path` against PyTorch at the variant's precision, in ONNX Runtime.
+
+    bf16 goes through its fp32 twin. The largest sizes are left to `verify`.
+
+    Raises:
+        CheckError: a case fails.
+    """
+    signature, through = variant.signature(bundle.signature), "in ONNX Runtime"
+    runs = path
+    if variant.precision is Precision.BF16:
+        runs = path.with_name("check-twin.onnx")
+        write_twin(path, runs)
+        signature, through = bundle.signature, "in ONNX Runtime through its fp32 twin"
+    judge = Judge(bundle.reference())
+    cases = [c for c in standard_cases(bundle.spec, bundle.real_inputs()) if not c.name.startswith("max")]
+    with OnnxRuntimeSession(runs, signature, name=variant.name, precision=variant.precision) as session:
+        results = [judge(session, variant.name, case) for case in cases]
+    if runs != path:
+        runs.unlink()
+    failed = [r for r in results if r.outcome == FAILED]
+    if failed:
+        worst = failed[0]
+        raise CheckError(
+            f"{variant.name} does not compute what PyTorch computes: {', '.join(r.name for r in failed)} "
+            f"failed; {worst.name} has error {worst.max_abs_error:.3g}, allowed {worst.allowed:.3g}"
+        )
+    beyond = sum(r.outcome == OUT_OF_RANGE for r in results)
+    return Checked(len(results) - beyond, beyond, through)
+
+
+def portable_artifact(bundle: Bundle, status: Status = lambda _: None) -> tuple[Artifact, Lowered]:
+    """The block at opset 20 without an Attention operator, for runtimes that lack it.
+
+    Raises:
+        CheckError: it does not compute what PyTorch computes.
+    """
+    status("lowering to the portable form")
+    source = bundle.artifact(CANONICAL)
+    lowered = lower_to_portable(onnx.load(str(source.path(bundle.folder))))
+    with staged_folder(bundle.folder / "variants" / PORTABLE) as staging:
+        path = staging / "model.onnx"
+        save(lowered.model, path)
+        check_graph(path, bundle.signature)
+        status("checking it against PyTorch")
+        checked = check_numerically(bundle, Variant(Precision.FP32), path)
+    artifact = Artifact(
+        name=PORTABLE,
+        runtime="onnxruntime",
+        precision=Precision.FP32,
+        signature=bundle.signature,
+        files=_files(bundle.folder, f"variants/{PORTABLE}", "model.onnx"),
+        details={
+            "opset": 20,
+            "made_from": source.name,
+            "lowering": [f"{step.rule} at {step.node}" for step in lowered.steps],
+            "checked": str(checked),
+        },
+    )
+    update(bundle.folder, artifact)
+    return artifact, lowered
+
+
+def save(model: onnx.ModelProto, path: Path) -> None:
+    """Write a model whose weights are in memory, with external data where they are large."""
+    large = model.ByteSize() > INLINE_LIMIT
+    onnx.save(model, str(path), save_as_external_data=large, location=f"{path.name}.data" if large else None)
