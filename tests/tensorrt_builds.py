@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from graphs import Mha, write_mha
 
@@ -39,6 +40,13 @@ def options(path: Path, *profiles: str, **fields: Any) -> BuildOptions:
 def build_anew(form: Mha, *profiles: str, targets: tuple[str, ...] = SM89, **fields: Any) -> BuiltPlan:
     path = written(form)
     return build_plan(path, options(path, *(profiles or (form.profile,)), targets=targets, **fields))
+
+
+def build_model(model: onnx.ModelProto, folder: Path, *profiles: str, **fields: Any) -> BuiltPlan:
+    """A model in memory, by the same door."""
+    path = folder / "model.onnx"
+    onnx.save(model, path)
+    return build_plan(path, options(path, *profiles, **fields))
 
 
 build = cache(build_anew)  # plans of equal requests are equal, which has its own test

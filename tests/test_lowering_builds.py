@@ -7,7 +7,7 @@ from dataclasses import replace
 import onnx
 import pytest
 from attention_nodes import BOOL, FLOAT, HALF, Form
-from rtx_build import Range, fused_kernels, rtx_build
+from tensorrt_builds import build_model
 
 from mha_deploy.lowering import lower_for_tensorrt, lower_to_portable
 
@@ -36,35 +36,31 @@ FORMS = {
 }
 
 
-def profile_of(model: onnx.ModelProto, form: Form) -> dict[str, Range]:
-    """Every input with a dynamic axis, from 1 to twice its length in the form."""
-    profile: dict[str, Range] = {}
-    for value in model.graph.input:
-        moves = [not dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim]
-        usual = form.shapes()[value.name]
-        if any(moves):
-            smallest = [1 if m else n for n, m in zip(usual, moves, strict=True)]
-            largest = [2 * n if m else n for n, m in zip(usual, moves, strict=True)]
-            profile[value.name] = (smallest, usual, largest)
-    return profile
+def profile_of(model: onnx.ModelProto, form: Form) -> tuple[str, ...]:
+    """Every dynamic axis from 1 to twice its length in the form; no profile where nothing moves."""
+    ranges = {
+        dim.dim_param: f"{dim.dim_param}=1:{size}:{2 * size}"
+        for value in model.graph.input
+        for dim, size in zip(value.type.tensor_type.shape.dim, form.shapes()[value.name], strict=True)
+        if dim.dim_param
+    }
+    return (",".join(ranges.values()),) if ranges else ()
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", FORMS)
-def test_attention_lowered_for_tensorrt_is_one_fused_kernel(name, dynamic):
+def test_attention_lowered_for_tensorrt_is_one_fused_kernel(name, dynamic, tmp_path):
     form = replace(FORMS[name], dynamic=dynamic)
     model = lower_for_tensorrt(form.model()).model
-    plan, complaints = rtx_build(model, decomposable=False, profile=profile_of(model, form))
-    assert plan, complaints
-    assert fused_kernels(plan) == 1
+    built = build_model(model, tmp_path, *profile_of(model, form), attention="fused")
+    assert built.fused == len(built.attentions) == 1
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", FORMS)
-def test_the_portable_form_builds(name, dynamic):
+def test_the_portable_form_builds(name, dynamic, tmp_path):
     form = replace(FORMS[name], dynamic=dynamic)
     model = lower_to_portable(form.model()).model
-    plan, complaints = rtx_build(model, decomposable=False, profile=profile_of(model, form))
-    assert plan, complaints
+    built = build_model(model, tmp_path, *profile_of(model, form))
     # The smaller head size is not padded here, so that the form stays the plainest.
-    assert fused_kernels(plan) == (1 if form.size == form.value_size else 0)
+    assert built.fused == (1 if form.size == form.value_size else 0)
