@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 # More options for pip, such as an index with PyTorch's CPU builds.
 PIP_OPTIONS ?=
-EXTRAS ?= cpu,dev
+EXTRAS ?= cpu,rtx,dev
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -14,7 +14,7 @@ REAL := models/minilm-l6-v2-layer3.inputs.safetensors
 .PHONY: help setup demo test lint clean
 
 help:
-	@echo "make demo    export, verify, run and time the attention of a real model"
+	@echo "make demo    export, verify, run, time and build an engine of the attention of a real model"
 	@echo "make test    run the tests (ARGS='-k masks' picks some)"
 	@echo "make lint    ruff and mypy"
 	@echo "make clean   remove build/ and the environment"
@@ -36,6 +36,8 @@ demo: $(READY)
 	@$(BIN)/mha-deploy infer $(DEMO) $(REAL) -o build/answers.safetensors
 	@echo "== bench: latency"
 	@$(BIN)/mha-deploy bench $(DEMO) -o build/bench.json
+	@echo "== build-engine: TensorRT for RTX, fp16, with no GPU (skipped where the package is not to be had)"
+	@$(BIN)/mha-deploy build-engine $(DEMO) --fp16 || [ $$? -eq 3 ]
 	@echo "== inspect: what the bundle holds"
 	@$(BIN)/mha-deploy inspect $(DEMO)
 
