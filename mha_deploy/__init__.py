@@ -12,12 +12,15 @@ if TYPE_CHECKING:
     from mha_deploy.attention import MultiHeadAttention as MultiHeadAttention
     from mha_deploy.benchmark import bench as bench
     from mha_deploy.bundle import Bundle as Bundle
+    from mha_deploy.engines import build_engine as build_engine
+    from mha_deploy.engines import build_engine_from_file as build_engine_from_file
     from mha_deploy.inference import infer as infer
     from mha_deploy.pipeline import export as export
     from mha_deploy.sessions import Placement as Placement
     from mha_deploy.signature import Dim as Dim
     from mha_deploy.spec import AttentionSpec as AttentionSpec
     from mha_deploy.spec_file import load_spec as load_spec
+    from mha_deploy.typed import Variant as Variant
     from mha_deploy.verification import verify as verify
 
 _HOMES = {
@@ -26,7 +29,10 @@ _HOMES = {
     "Dim": "signature",
     "MultiHeadAttention": "attention",
     "Placement": "sessions",
+    "Variant": "typed",
     "bench": "benchmark",
+    "build_engine": "engines",
+    "build_engine_from_file": "engines",
     "export": "pipeline",
     "infer": "inference",
     "load_spec": "spec_file",

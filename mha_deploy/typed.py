@@ -27,7 +27,7 @@ TYPED = (Precision.FP32, Precision.FP16, Precision.BF16)
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A precision, and whether the graph's own inputs and outputs stay fp32 or are the "same".
+    """A precision, by member or name, and the form of inputs and outputs: fp32, or the "same" as it.
 
     Raises:
         InputError: another precision or form.
@@ -37,6 +37,8 @@ class Variant:
     io: str = "fp32"
 
     def __post_init__(self) -> None:
+        if self.precision in list(Precision):
+            object.__setattr__(self, "precision", Precision(self.precision))
         if self.precision not in TYPED or self.io not in IO_FORMS:
             raise InputError(
                 f"precision {self.precision} with io {self.io!r}; "

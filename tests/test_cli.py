@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -14,13 +15,17 @@ from safetensors.numpy import load_file
 from mha_deploy.bundle import Bundle
 from mha_deploy.cli import main
 from mha_deploy.pipeline import export
+from mha_deploy.verification import verify
 
 
 def test_help_names_the_commands_in_the_order_of_the_pipeline():
     text = CliRunner().invoke(main, ["--help"]).output
-    places = [
-        text.index(f"  {name} ") for name in ("export", "verify", "infer", "bench", "inspect", "doctor")
-    ]
+    making, running, looking = (
+        ("export", "optimize", "build-engine"),
+        ("verify", "infer", "bench"),
+        ("inspect", "doctor"),
+    )
+    places = [text.index(f"  {name} ") for name in (*making, *running, *looking)]
     assert places == sorted(places)
 
 
@@ -112,6 +117,26 @@ def test_json_on_stdout_stands_alone(small_bundle):
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     json.loads(result.stdout)
     assert result.stderr == ""
+
+
+def test_the_portable_form_joins_the_bundle_checked(cli, small_bundle, tmp_path):
+    import onnx
+
+    folder = shutil.copytree(small_bundle.folder, tmp_path / "bundle")
+    result = cli("optimize", folder, "--portable")
+    assert result.exit_code == 0, result.stderr
+    assert "decompose at " in result.stdout
+    assert "checked: 9 cases against PyTorch" in result.stdout
+    bundle = Bundle.load(folder)
+    model = onnx.load(bundle.artifact("portable").path(folder))
+    assert [opset.version for opset in model.opset_import] == [20]
+    assert "Attention" not in {node.op_type for node in model.graph.node}
+    assert verify(bundle, ["portable"]).passed
+
+
+def test_optimize_without_a_form_is_refused(cli, small_bundle):
+    result = cli("optimize", small_bundle.folder)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
 
 
 def test_the_library_does_what_the_command_line_does(tmp_path, random):
