@@ -1,7 +1,6 @@
-"""A TensorRT plan, opened: its engine, the profiles in it, and execution contexts.
+"""A TensorRT plan, opened: its engine and the profiles in it.
 
-One path for `tensorrt` and `tensorrt-rtx`, told apart by what the module can do. TensorRT answers
-None or False where it fails; each of these becomes an error here.
+One path for `tensorrt` and `tensorrt-rtx`, told apart by what the module can do.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import TypeAlias
 
 from mha_deploy.errors import FeedError, GraphError, MhaDeployError, MissingError
 from mha_deploy.precision import numpy_dtype
-from mha_deploy.sessions.memory import Graph, Memory
 from mha_deploy.signature import Signature, TensorSpec
 from mha_deploy.tensorrt.backend import Backend
 from mha_deploy.tensorrt.log import Handle, Log, recording, stderr_into
@@ -83,7 +81,11 @@ class Engine:
     def __init__(self, backend: Backend, path: Path, signature: Signature, rebuild: str) -> None:
         self.backend, self.signature = backend, signature
         self._runtime, self._handle = _load(backend, path, rebuild)
-        self._check_tensors(path, rebuild)
+        try:
+            self._check_tensors(path, rebuild)
+        except EngineError:
+            self.close()
+            raise
         self.profiles = [self._profile(i) for i in range(self._handle.num_optimization_profiles)]
 
     @property
@@ -200,80 +202,6 @@ class Engine:
 
     def _described(self, name: str) -> str:
         return f"{name} {list(self._handle.get_tensor_shape(name))} {self._dtype(name)}"
-
-
-class Context:
-    """An execution context, ready for one profile and one set of shapes at a time.
-
-    With `captures` the first run for the shapes it was prepared for is an ordinary one, which lets
-    TensorRT do what it puts off until then; the second captures a CUDA graph, and from then on that is
-    replayed. A captured graph is tied to the state of its context, so such a context must not be
-    prepared for other shapes.
-    """
-
-    def __init__(
-        self, handle: Handle, memory: Memory, addresses: Mapping[str, int], *, captures: bool
-    ) -> None:
-        self._handle, self._memory, self._addresses = handle, memory, addresses
-        self._captures, self._warm = captures, False
-        self._graph: Graph | None = None
-        self._profile = -1
-        self._shapes: dict[str, Shape] = {}
-
-    def prepare(self, profile: EngineProfile, shapes: Shapes) -> None:
-        """Set profile, shapes and addresses, unless they are set so already.
-
-        Raises:
-            Refused: TensorRT took one of them not.
-        """
-        if (profile.index, shapes) == (self._profile, self._shapes):
-            return
-        context, self._shapes = self._handle, {}  # set last, so that a failure leaves nothing prepared
-        if profile.index != self._profile:
-            _must(
-                context.set_optimization_profile_async(profile.index, self._memory.stream),
-                f"profile {profile.index}",
-            )
-            self._profile = profile.index
-        for name, shape in shapes.items():
-            _must(context.set_input_shape(name, shape), f"shape {list(shape)} for input {name!r}")
-        unknown = context.infer_shapes()
-        if unknown:
-            raise Refused(f"TensorRT cannot tell the shapes of {', '.join(unknown)}")
-        for name, address in self._addresses.items():
-            _must(context.set_tensor_address(name, address), f"the address of {name!r}")
-        self._shapes = dict(shapes)
-
-    def shape(self, name: str) -> Shape:
-        """The shape that a tensor has in the next run."""
-        return tuple(self._handle.get_tensor_shape(name))
-
-    def run(self) -> None:
-        """Queue one run on the memory's stream.
-
-        Raises:
-            Refused: TensorRT queued nothing.
-        """
-        if self._captures and self._warm and self._graph is None:
-            self._graph = self._memory.capture(self._enqueue)
-        if self._graph is None:
-            self._enqueue()
-            self._warm = True
-        else:
-            self._graph.replay()
-
-    def _enqueue(self) -> None:
-        _must(self._handle.execute_async_v3(self._memory.stream), "to run")
-
-    def close(self) -> None:
-        """Let go of the graph, then of the context."""
-        self._graph = None
-        self._handle = None
-
-
-def _must(done: bool, what: str) -> None:
-    if not done:
-        raise Refused(f"TensorRT refused {what}")
 
 
 def _load(backend: Backend, path: Path, rebuild: str) -> tuple[Handle, Handle]:

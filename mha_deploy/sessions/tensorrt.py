@@ -13,8 +13,10 @@ import numpy as np
 from mha_deploy.errors import FrozenAxisError
 from mha_deploy.precision import Precision, numpy_dtype
 from mha_deploy.sessions.base import Session
-from mha_deploy.sessions.engine import Context, Engine, EngineError, EngineProfile, Shape, Shapes, said
-from mha_deploy.sessions.memory import POISON, Memory, TorchCudaMemory
+from mha_deploy.sessions.context import Context
+from mha_deploy.sessions.engine import Engine, EngineError, EngineProfile, Shape, Shapes, said
+from mha_deploy.sessions.memory import POISON, Buffer, Memory, TorchCudaMemory
+from mha_deploy.sessions.onnx_runtime import one_line
 from mha_deploy.signature import Array, Feeds, Signature, TensorSpec
 from mha_deploy.tensorrt.backend import Backend, load_backend
 from mha_deploy.tensorrt.log import recording
@@ -59,8 +61,20 @@ class TensorRtSession(Session):
         super().__init__(name, signature, precision, f"{found} on {self._memory.device}")
         self._poison, self._cuda_graphs = poison, cuda_graphs
         self._captures = cuda_graphs and not self._engine.captures_itself
-        self._buffers = {n: self._memory.allocate(size) for n, size in self._engine.capacities().items()}
+        self._buffers = self._allocated()
         self._contexts: OrderedDict[Key, Context] = OrderedDict()
+
+    def _allocated(self) -> dict[str, Buffer]:
+        sizes = self._engine.capacities()
+        try:
+            return {name: self._memory.allocate(size) for name, size in sizes.items()}
+        except RuntimeError as error:
+            self._engine.close()
+            raise EngineError(
+                f"no memory for engine {self.name!r}: {sum(sizes.values())} bytes for its largest shapes, on "
+                f"{self._memory.device} and page-locked on the host: {one_line(error)}. Build it with a "
+                "smaller --profile, or run fewer sessions"
+            ) from error
 
     def _execute(self, feeds: Feeds) -> dict[str, Array]:
         shapes = {tensor.name: feeds[tensor.name].shape for tensor in self.signature.inputs}
@@ -75,7 +89,7 @@ class TensorRtSession(Session):
                 self._drop_contexts()
                 words = said(log)
                 raise EngineError(
-                    f"engine {self.name!r} failed on {_listed(shapes)}: {error}"
+                    f"engine {self.name!r} failed on {_listed(shapes)}: {one_line(error)}"
                     + (f". TensorRT said: {words}" if words else "")
                 ) from error
         return {tensor.name: self._answer(tensor, found[tensor.name]) for tensor in self.signature.outputs}
