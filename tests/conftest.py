@@ -11,8 +11,14 @@ from mha_deploy.cli import main
 from mha_deploy.pipeline import export
 from mha_deploy.signature import Dim
 from mha_deploy.spec import AttentionSpec
+from mha_deploy.tensorrt.backend import has_cuda_driver
 
 SMALL_DIMS = (Dim("batch", 1, 2, 6), Dim("seq", 1, 8, 64))
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not has_cuda_driver():
+        pytest.skip("needs an NVIDIA GPU, and no driver answers here; make test-gpu lists them")
 
 
 def small_spec(**changes) -> AttentionSpec:
