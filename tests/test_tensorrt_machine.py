@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import fake_tensorrt
 import numpy as np
 import pytest
+import torch
 from fake_tensorrt import (
+    CudaGraphStrategy,
+    DataType,
+    DynamicShapesKernelSpecializationStrategy,
     HostMemory,
+    TensorIOMode,
 )
 from gpu_engines import open_engine, write_plan
 
@@ -45,8 +53,6 @@ def test_without_a_gpu_opening_an_engine_says_so_and_exits_3(small_bundle, tmp_p
 def test_without_cuda_in_torch_opening_an_engine_says_so_before_the_plan_is_read(
     small_bundle, tmp_path, monkeypatch
 ):
-    import torch
-
     monkeypatch.setattr(memory, "has_cuda_driver", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     signature = small_bundle.artifact().signature
@@ -100,6 +106,36 @@ def test_the_values_that_sessions_name_are_the_real_library_s():
     real = pytest.importorskip("tensorrt_rtx")
     for enum in (DataType, TensorIOMode, CudaGraphStrategy, DynamicShapesKernelSpecializationStrategy):
         assert {member.name for member in enum} <= set(getattr(real, enum.__name__).__members__)
+
+
+def test_memory_over_torch_copies_and_fills_what_it_is_told():
+    buffer = memory._TorchBuffer(host_torch(), SimpleNamespace(device="cuda:0"), 8)
+    buffer.host[:] = range(8)
+    buffer.upload(8)
+    buffer.host[:] = 0
+    buffer.download(3)
+    assert list(buffer.host) == [0, 1, 2, 0, 0, 0, 0, 0]
+    buffer.fill(memory.POISON)
+    buffer.download(8)
+    assert list(buffer.host) == [255] * 8
+    assert buffer.address == buffer._device.data_ptr() != buffer._host.data_ptr()
+
+
+def host_torch():
+    """torch, with its CUDA device and its page-locked memory on the host."""
+
+    def empty(size, *, dtype, device="cpu", pin_memory=False):
+        assert (str(device) == "cuda:0") != pin_memory
+        return torch.empty(size, dtype=dtype)
+
+    cuda = SimpleNamespace(stream=lambda _: nullcontext())
+    return SimpleNamespace(uint8=torch.uint8, empty=empty, cuda=cuda)
+
+
+def test_what_sessions_call_of_torch_on_cuda_is_there():
+    assert {"stream", "capture_error_mode"} <= set(inspect.signature(torch.cuda.graph).parameters)
+    assert hasattr(torch.cuda.Stream, "synchronize")
+    assert hasattr(torch.cuda.CUDAGraph, "replay")
 
 
 def feeds(batch, seq, seed=0):

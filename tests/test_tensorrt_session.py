@@ -7,65 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import small_spec
-from fake_tensorrt import CudaGraphStrategy, DynamicShapesKernelSpecializationStrategy, FakePlan, HostMemory
+from engine_sessions import SIGNATURE, THREE, double, feeds, make_plan, right
+from fake_tensorrt import HostMemory
 
 from mha_deploy.errors import FeedError, FrozenAxisError
-from mha_deploy.precision import Precision, numpy_dtype
+from mha_deploy.precision import Precision
 from mha_deploy.sessions.engine import EngineError
-from mha_deploy.sessions.tensorrt import GRAPHS_KEPT, TensorRtSession
-from mha_deploy.signature import Dim
-
-SIGNATURE = small_spec(dims=(Dim("batch", 1, 2, 32), Dim("seq", 1, 8, 64))).signature
-WHOLE = {"batch": (1, 32), "seq": (1, 64)}
-# By the elements of its largest input: the third is smallest, the first largest.
-THREE = (
-    {"batch": (1, 8), "seq": (1, 64)},
-    {"batch": (2, 32), "seq": (4, 8)},
-    {"batch": (1, 1), "seq": (1, 64)},
-)
-
-
-def double(feeds):
-    """x doubled where the mask is set, 0 elsewhere."""
-    return {"y": np.where(feeds["mask"][..., None], feeds["x"] * feeds["x"].dtype.type(2), 0)}
-
-
-def make_plan(*profiles, signature=SIGNATURE, **fields) -> FakePlan:
-    return FakePlan(signature, profiles or (WHOLE,), double, **fields)
-
-
-@pytest.fixture
-def path(tmp_path):
-    (tmp_path / "model.plan").write_bytes(b"a plan")
-    return tmp_path / "model.plan"
-
-
-@pytest.fixture
-def opened(path):
-    """Open a session over a fake plan, with its memory as `memory`; closed when the test ends."""
-    sessions = []
-
-    def open_(plan, *, rtx=False, signature=SIGNATURE, **options):
-        memory = HostMemory()
-        session = TensorRtSession(
-            path, signature, backend=plan.backend(rtx=rtx), memory=lambda: memory, **options
-        )
-        sessions.append(session)
-        return session, memory
-
-    yield open_
-    for session in sessions:
-        session.close()
-
-
-def feeds(batch=2, seq=5, *, seed=0, dtype="float32"):
-    random = np.random.default_rng((seed, batch, seq))
-    x = random.standard_normal((batch, seq, 32)).astype(numpy_dtype(dtype))
-    return {"x": x, "mask": random.random((batch, seq)) < 0.7}
-
-
-def right(session, given):
-    np.testing.assert_array_equal(session.run(given)["y"], double(given)["y"])
 
 
 def test_32_rows_and_then_5_show_nothing_of_the_first(opened):
@@ -188,7 +135,7 @@ def test_poisoned_memory_shows_what_the_engine_left_unwritten(opened, precision)
     plan = make_plan(signature=signature)
     given = feeds(4, 5, dtype=precision.dtype_name)
     for poison in (True, False):
-        session, _ = opened(plan, signature=signature, poison=poison, precision=precision)
+        session, _ = opened(plan, poison=poison, precision=precision)
         plan.writes = lambda rows: rows
         session.run(given)
         plan.writes = lambda rows: rows - 1
@@ -209,7 +156,7 @@ def test_poisoned_memory_shows_what_the_engine_reads_beyond_its_inputs(opened):
 @pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
 def test_sixteen_bit_inputs_and_outputs_pass_unchanged(opened, precision):
     signature = SIGNATURE.at(precision)
-    session, _ = opened(make_plan(signature=signature), signature=signature, precision=precision)
+    session, _ = opened(make_plan(signature=signature), precision=precision)
     given = feeds(3, 7, dtype=precision.dtype_name)
     answer = session.run(given)["y"]
     assert answer.dtype.name == precision.dtype_name
@@ -232,11 +179,11 @@ def test_an_output_of_another_shape_is_never_taken_for_the_right_one(opened):
         session.run(feeds())
 
 
-def test_a_plan_that_does_not_deserialise_says_what_tensorrt_said_and_how_to_rebuild(opened, path):
+def test_a_plan_that_does_not_deserialise_says_what_tensorrt_said_and_how_to_rebuild(opened, tmp_path):
     with pytest.raises(EngineError, match=r"model\.plan: it said: .*a plan is not comp") as caught:
         opened(make_plan(refuses={"deserialize_cuda_engine"}))
     assert str(caught.value).endswith(
-        f"build it again with: mha-deploy build-engine {path.parent} --fp16 --backend tensorrt"
+        f"build it again with: mha-deploy build-engine {tmp_path} --fp16 --backend tensorrt"
     )
 
 
@@ -253,7 +200,7 @@ def test_a_plan_with_other_tensors_is_refused(opened, other):
     with pytest.raises(
         EngineError, match=r"has tensors .*; expected x \[batch, seq, 32\] float32.*again with"
     ):
-        opened(make_plan(signature=other))
+        opened(make_plan(signature=other), SIGNATURE)
 
 
 def test_contexts_end_before_their_engine_and_that_before_its_runtime(opened):
@@ -263,58 +210,6 @@ def test_contexts_end_before_their_engine_and_that_before_its_runtime(opened):
     assert plan.ended == []
     session.close()
     assert plan.ended == ["context", "engine", "runtime"]
-
-
-def test_a_graph_is_captured_on_the_second_run_of_a_shape_and_replayed_from_then_on(opened):
-    plan = make_plan()
-    session, memory = opened(plan, cuda_graphs=True)
-    for run in range(1, 5):
-        right(session, feeds(2, 5, seed=run))
-        assert (memory.captured, memory.replayed) == (int(run > 1), run - 1)
-    assert plan.calls.count("execute_async_v3") == 2
-
-
-def test_graphs_of_shapes_and_profiles_that_take_turns_stay_right(opened):
-    session, memory = opened(make_plan(*THREE), cuda_graphs=True, poison=True)
-    shapes = ((2, 5), (1, 64), (8, 64), (2, 6))
-    for run in range(3):
-        for shape in shapes:
-            right(session, feeds(*shape, seed=run))
-    assert (memory.captured, memory.replayed) == (4, 8)
-
-
-def test_only_so_many_graphs_are_kept_and_the_longest_unused_goes_first(opened):
-    plan = make_plan()
-    session, memory = opened(plan, cuda_graphs=True)
-    for seq in range(1, GRAPHS_KEPT + 1):
-        right(session, feeds(2, seq))
-    right(session, feeds(2, 1, seed=1))
-    right(session, feeds(2, GRAPHS_KEPT + 1))
-    assert len(plan.contexts) == GRAPHS_KEPT
-    right(session, feeds(2, 1, seed=2))
-    assert (memory.captured, memory.replayed) == (1, 2)
-    right(session, feeds(2, 2, seed=1))
-    assert plan.calls.count("create_execution_context") == GRAPHS_KEPT + 2
-
-
-@pytest.mark.parametrize(("wanted", "strategy"), [(True, "WHOLE_GRAPH_CAPTURE"), (False, "DISABLED")])
-def test_a_library_that_captures_itself_is_told_to_and_left_to_it(opened, wanted, strategy):
-    plan = make_plan()
-    session, memory = opened(plan, rtx=True, cuda_graphs=wanted)
-    for shape in ((2, 5), (2, 5), (3, 6)):
-        right(session, feeds(*shape))
-    (config,) = plan.configs
-    assert config.cuda_graph_strategy is CudaGraphStrategy[strategy]
-    assert memory.captured == 0
-    # One kernel a shape from its first run on, so that the same request has the same bits.
-    eager = DynamicShapesKernelSpecializationStrategy.EAGER
-    assert config.dynamic_shapes_kernel_specialization_strategy is eager
-
-
-def test_a_graph_setting_that_the_library_ignores_is_an_error(opened):
-    session, _ = opened(make_plan(refuses={"cuda_graph_strategy"}), rtx=True, cuda_graphs=True)
-    with pytest.raises(EngineError, match="did not take the CUDA graph strategy"):
-        session.run(feeds())
 
 
 def test_what_runs_is_named_by_library_and_device(opened):
