@@ -108,6 +108,11 @@ def test_a_device_that_fails_is_missing_and_may_fall_back(small_bundle, monkeypa
     assert asked == [[(CUDA, {"use_tf32": "0", "enable_cuda_graph": "0"}), CPU]]
     with small_bundle.open_session(placement=Placement("cuda", fallback="cpu")) as session:
         assert session.provider == CPU
+    anywhere = Placement("cuda", fallback="cpu")
+    artifact = small_bundle.artifact()
+    path = artifact.path(small_bundle.folder)
+    with onnx_runtime.OnnxRuntimeSession(path, artifact.signature, placement=anywhere) as session:
+        assert session.provider == CPU
 
 
 @pytest.mark.gpu

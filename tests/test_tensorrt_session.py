@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import small_spec
 from engine_sessions import SIGNATURE, THREE, double, feeds, make_plan, right
-from fake_tensorrt import HostMemory
+from fake_tensorrt import FakeContext, HostMemory
 
 from mha_deploy.errors import FeedError, FrozenAxisError
 from mha_deploy.precision import Precision
@@ -103,7 +103,23 @@ def test_what_tensorrt_refuses_is_one_line_and_the_next_run_starts_afresh(opened
     assert "\n" not in str(caught.value)
     assert "engine 'engine' failed on x [2, 5, 32], mask [2, 5]" in str(caught.value)
     plan.refuses.clear()
+    plan.calls.clear()
     right(session, feeds(2, 5))
+    assert plan.calls[0] == "create_execution_context"
+
+
+def test_a_run_that_was_interrupted_leaves_nothing_half_prepared(opened, monkeypatch):
+    session, _ = opened(make_plan())
+    right(session, feeds(2, 5))
+
+    def interrupt(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FakeContext, "infer_shapes", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            session.run(feeds(3, 5))
+    right(session, feeds(2, 5, seed=1))
 
 
 def test_an_error_of_the_device_is_an_error_of_the_engine(opened, monkeypatch):
