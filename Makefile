@@ -11,13 +11,14 @@ READY := $(VENV)/.ready
 DEMO := build/minilm-l6-v2
 REAL := models/minilm-l6-v2-layer3.inputs.safetensors
 
-.PHONY: help setup demo test lint clean
+.PHONY: help setup demo test test-gpu lint clean
 
 help:
-	@echo "make demo    export, verify, run, time and build an engine of the attention of a real model"
-	@echo "make test    run the tests (ARGS='-k masks' picks some)"
-	@echo "make lint    ruff and mypy"
-	@echo "make clean   remove build/ and the environment"
+	@echo "make demo      export, verify, run, time and build an engine of a real model's attention"
+	@echo "make test      run the tests (ARGS='-k masks' picks some)"
+	@echo "make test-gpu  run those that need an NVIDIA GPU (EXTRAS=gpu,rtx,dev for what they use)"
+	@echo "make lint      ruff and mypy"
+	@echo "make clean     remove build/ and the environment"
 
 setup: $(READY)
 
@@ -43,6 +44,10 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest $(ARGS)
+
+# Where there is no GPU each is skipped by name.
+test-gpu: $(READY)
+	$(BIN)/python -m pytest -m gpu --no-fold-skipped $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -5,14 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from fake_tensorrt import HostMemory
 
 from mha_deploy.bundle import Bundle
 from mha_deploy.cli import main
 from mha_deploy.pipeline import export
+from mha_deploy.sessions.tensorrt import TensorRtSession
 from mha_deploy.signature import Dim
 from mha_deploy.spec import AttentionSpec
+from mha_deploy.tensorrt.backend import has_cuda_driver
 
 SMALL_DIMS = (Dim("batch", 1, 2, 6), Dim("seq", 1, 8, 64))
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not has_cuda_driver():
+        pytest.skip("needs an NVIDIA GPU, and no driver answers here; make test-gpu lists them")
 
 
 def small_spec(**changes) -> AttentionSpec:
@@ -45,3 +53,22 @@ def cli():
 @pytest.fixture
 def random():
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Open a session over a fake plan; it comes with its memory and is closed when the test ends."""
+    path = tmp_path / "model.plan"
+    path.write_bytes(b"a plan")
+    sessions = []
+
+    def open_(plan, signature=None, *, rtx=False, **options):
+        memory, backend = HostMemory(), plan.backend(rtx=rtx)
+        options |= {"backend": backend, "memory": lambda: memory}
+        session = TensorRtSession(path, signature or plan.signature, **options)
+        sessions.append(session)
+        return session, memory
+
+    yield open_
+    for session in sessions:
+        session.close()

@@ -16,6 +16,7 @@ from mha_deploy.precision import Precision
 from mha_deploy.signature import Dim
 from mha_deploy.spec import AttentionSpec, WeightsSource
 
+PROVENANCE = {"mha_deploy": "0.1.0", "created": "2026-01-01T00:00:00+00:00", "checkpoint": {}, "machine": {}}
 KEYS = ("format", "spec", "weights", "inputs", "artifacts", "provenance")
 SPEC = AttentionSpec(
     24, 4, causal=True, norm="post", dims=(Dim("seq", 2, 3, 4),), weights=WeightsSource("w.bin", "layer.3.")
@@ -32,7 +33,7 @@ def manifest(**fields):
         "spec": SPEC,
         "weights": FileRecord("weights.safetensors", "1" * 64, 5),
         "artifacts": (artifact(),),
-        "provenance": {"mha_deploy": "0.1.0"},
+        "provenance": PROVENANCE,
         **fields,
     }
     return Manifest(**made)
@@ -87,7 +88,7 @@ artifacts = st.builds(
         spec=st.just(SPEC),
         weights=records,
         artifacts=st.lists(artifacts, max_size=3).map(tuple),
-        provenance=json_tables,
+        provenance=json_tables.map(lambda table: {**table, **PROVENANCE}),
         inputs=st.lists(records, max_size=2).map(tuple),
     )
 )
@@ -98,7 +99,7 @@ def test_every_manifest_comes_back_from_its_file_as_it_was(made):
 
 
 def test_a_manifest_replaces_the_old_one_whole(tmp_path):
-    manifest(provenance={"long": "x" * 1000}).write(tmp_path)
+    manifest(provenance={**PROVENANCE, "long": "x" * 1000}).write(tmp_path)
     manifest().write(tmp_path)
     assert Manifest.read(tmp_path) == manifest()
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]

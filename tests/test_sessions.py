@@ -7,6 +7,8 @@ import threading
 import numpy as np
 import pytest
 from conftest import small_spec
+from fake_tensorrt import FakePlan, HostMemory
+from gpu_engines import open_engine
 
 from mha_deploy.attention import MultiHeadAttention
 from mha_deploy.errors import FeedError, FrozenAxisError, GraphError, MissingError, SessionError
@@ -14,21 +16,49 @@ from mha_deploy.precision import Precision
 from mha_deploy.sessions import Placement, open_session
 from mha_deploy.sessions.fake import FakeSession
 from mha_deploy.sessions.onnx_runtime import OnnxRuntimeSession
+from mha_deploy.sessions.onnx_runtime_cuda import OnnxRuntimeCudaSession
 from mha_deploy.sessions.reference import ReferenceSession
+from mha_deploy.sessions.tensorrt import TensorRtSession
 
 SIGNATURE = small_spec().signature
-RUNTIMES = ["fake", "torch-fp64", "torch-fp32", "torch-fp16", "torch-bf16", "onnxruntime"]
+ON_A_GPU = ("tensorrt", "tensorrt-rtx", "onnxruntime-cuda")
+RUNTIMES = [
+    *("fake", "torch-fp64", "torch-fp32", "torch-fp16", "torch-bf16", "onnxruntime"),
+    *("onnxruntime-bound", "tensorrt-fake", "tensorrt-fake-graphs"),
+    *(pytest.param(name, marks=pytest.mark.gpu) for name in ON_A_GPU),
+]
+
+
+def open_runtime(runtime, bundle, folder):
+    artifact = bundle.artifact()
+    if runtime == "fake":
+        return FakeSession(SIGNATURE, lambda feeds: {"y": feeds["x"]})
+    if runtime.startswith("torch"):
+        return ReferenceSession(bundle.reference(), Precision(runtime.removeprefix("torch-")))
+    if runtime.startswith("tensorrt-fake"):
+        return open_fake_engine(folder, cuda_graphs=runtime.endswith("graphs"))
+    if runtime.startswith("tensorrt"):
+        return open_engine(bundle, runtime, folder)
+    if runtime == "onnxruntime":
+        return bundle.open_session()
+    device = "cuda" if runtime.endswith("cuda") else "cpu"  # the code is the same, only the memory is not
+    return OnnxRuntimeCudaSession(
+        artifact.path(bundle.folder), artifact.signature, placement=Placement(device)
+    )
+
+
+def open_fake_engine(folder, **options):
+    (folder / "model.plan").write_bytes(b"a plan")
+    ranges = {dim.name: (dim.min, dim.max) for dim in SIGNATURE.dims}
+    plan = FakePlan(SIGNATURE, (ranges,), lambda feeds: {"y": feeds["x"] * feeds["mask"][..., None]})
+    return TensorRtSession(
+        folder / "model.plan", SIGNATURE, backend=plan.backend(), memory=HostMemory, **options
+    )
 
 
 @pytest.fixture(params=RUNTIMES)
-def session(request, small_bundle):
-    if request.param == "fake":
-        opened = FakeSession(SIGNATURE, lambda feeds: {"y": feeds["x"]})
-    elif request.param.startswith("torch"):
-        opened = ReferenceSession(small_bundle.reference(), Precision(request.param.removeprefix("torch-")))
-    else:
-        opened = small_bundle.open_session()
-    with opened:
+def session(request, small_bundle, tmp_path):
+    with open_runtime(request.param, small_bundle, tmp_path) as opened:
         yield opened
 
 

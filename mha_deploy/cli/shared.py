@@ -28,16 +28,17 @@ def placement_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--fallback", type=click.Choice(["cpu"]), help="Device that will do where it is missing."
         ),
+        click.option("--cuda-graphs", is_flag=True, help="Replay a shape's launches as one, on a GPU."),
     )
     for option in reversed(options):
         command = option(command)
     return command
 
 
-def placement(device: str, threads: int, fallback: str | None) -> Placement:
+def placement(device: str, threads: int, fallback: str | None, *, cuda_graphs: bool) -> Placement:
     from mha_deploy.sessions import Placement
 
-    return Placement(device, threads, fallback or "")
+    return Placement(device, threads, fallback or "", cuda_graphs)
 
 
 def print_json(data: object) -> None:

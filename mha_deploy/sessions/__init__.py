@@ -1,7 +1,19 @@
-"""Sessions: one file a runtime, one contract for all (`base.Session`)."""
+"""Sessions: one file a runtime, one contract for all (`base.Session`).
+
+base.py               the contract
+placement.py          where to run, as a caller asks for it
+reference.py          PyTorch
+onnx_runtime.py       ONNX Runtime
+onnx_runtime_cuda.py  ONNX Runtime's CUDA provider, tensors kept on the device
+tensorrt.py           TensorRT plans
+engine.py             a plan, opened: profiles and execution contexts
+memory.py             device memory and a stream, over torch
+fake.py               a Python function, for tests
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from mha_deploy.errors import MissingError, SessionError
@@ -15,6 +27,8 @@ __all__ = ["DEVICES", "Placement", "Session", "open_session"]
 
 def open_session(folder: Path, artifact: Artifact, placement: Placement) -> Session:
     """A session over `artifact` of the bundle in `folder`, after its files were checked.
+
+    A TensorRT engine runs on an NVIDIA GPU whatever `placement` says: it has no other place.
 
     Raises:
         BundleError: a file of the artifact is not the one recorded.
@@ -30,15 +44,42 @@ def open_session(folder: Path, artifact: Artifact, placement: Placement) -> Sess
             f"{artifact.name + '-twin'!r} stands for it there, a GPU runs it itself"
         )
     if artifact.runtime == "onnxruntime":
-        from mha_deploy.sessions.onnx_runtime import OnnxRuntimeSession
+        return _onnx_runtime(artifact.path(folder), artifact, placement)
+    if artifact.runtime in ("tensorrt", "tensorrt-rtx"):
+        from mha_deploy.sessions.tensorrt import TensorRtSession
 
-        return OnnxRuntimeSession(
+        return TensorRtSession(
             artifact.path(folder),
             artifact.signature,
+            backend=artifact.runtime,
             name=artifact.name,
             precision=artifact.precision,
-            placement=placement,
+            cuda_graphs=placement.cuda_graphs,
+            poison=placement.poison,
+            rebuild=artifact.details["passport"]["command"].replace("BUNDLE", f"'{folder}'"),
         )
     raise SessionError(
         f"artifact {artifact.name!r} needs runtime {artifact.runtime!r}, unknown to this version"
     )
+
+
+def _onnx_runtime(path: Path, artifact: Artifact, placement: Placement) -> Session:
+    from mha_deploy.sessions.onnx_runtime import OnnxRuntimeSession
+    from mha_deploy.sessions.onnx_runtime_cuda import OnnxRuntimeCudaSession
+
+    signature, name, precision = artifact.signature, artifact.name, artifact.precision
+    if placement.device == "cuda":
+        try:
+            return OnnxRuntimeCudaSession(
+                path,
+                signature,
+                name=name,
+                precision=precision,
+                placement=replace(placement, fallback=""),
+                cuda_graphs=placement.cuda_graphs,
+            )
+        except MissingError:
+            if not placement.fallback:
+                raise
+            placement = replace(placement, device=placement.fallback)
+    return OnnxRuntimeSession(path, signature, name=name, precision=precision, placement=placement)

@@ -1,7 +1,14 @@
-"""ONNX Runtime, on the CPU or through its CUDA provider; what was asked for is what runs."""
+"""ONNX Runtime, where a placement says; what was asked for is what runs.
+
+`onnx_runtime_cuda.py` is the session for its CUDA provider, which keeps tensors on the device.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import re
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +18,15 @@ from mha_deploy.precision import Precision
 from mha_deploy.sessions.base import Session
 from mha_deploy.sessions.placement import Placement
 from mha_deploy.signature import Array, Feeds, Signature
+from mha_deploy.tensorrt.backend import has_cuda_driver
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 DEFAULT_PLACEMENT = Placement()
+# Full fp32 products, as verification holds fp32 to; ONNX Runtime's own default is TF32.
+CUDA_OPTIONS: Mapping[str, str] = {"use_tf32": "0"}
+
+# How the CUDA provider's own errors start: the device is at fault, not the file.
+_OF_THE_DEVICE = re.compile(r"\b(CUDA|CUBLAS|CUDNN) failure")
 
 
 class OnnxRuntimeSession(Session):
@@ -36,8 +49,7 @@ class OnnxRuntimeSession(Session):
         precision: Precision = Precision.FP32,
         placement: Placement = DEFAULT_PLACEMENT,
     ) -> None:
-        onnxruntime = import_onnxruntime()
-        self._session: Any = _open(onnxruntime, path, placement)
+        self._session: Any = open_inference_session(path, placement)
         self._outputs = [tensor.name for tensor in signature.outputs]
         super().__init__(name, signature, precision, self._session.get_providers()[0])
 
@@ -64,23 +76,52 @@ def import_onnxruntime() -> Any:
     return onnxruntime
 
 
-def _open(onnxruntime: Any, path: Path, placement: Placement) -> Any:
+def open_inference_session(
+    path: Path, placement: Placement, cuda_options: Mapping[str, str] = CUDA_OPTIONS
+) -> Any:
+    """ONNX Runtime's own session, on the provider that `placement` asks for.
+
+    `cuda_options` are the CUDA provider's, where that is the one.
+
+    Raises:
+        MissingError: onnxruntime is not installed, or the provider does not run here.
+        GraphError: the file cannot be loaded.
+    """
+    onnxruntime = import_onnxruntime()
     provider = PROVIDERS[placement.device]
-    available = onnxruntime.get_available_providers()
-    if provider not in available and not placement.fallback:
-        raise MissingError(_not_here(provider, f"this onnxruntime build has {', '.join(available)}"))
+    lacking = _lacking(onnxruntime, provider)
+    if lacking and not placement.fallback:
+        raise MissingError(_not_here(provider, lacking))
+    wanted: list[Any] = ["CPUExecutionProvider"]
+    if placement.device == "cuda" and not lacking:
+        wanted.insert(0, (provider, dict(cuda_options)))
+        with contextlib.redirect_stdout(sys.stderr):  # where it complains with print
+            onnxruntime.preload_dlls()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = placement.threads or usable_cpus()
     options.log_severity_level = 4  # failures come back as exceptions; its log would repeat them
-    wanted = [name for name in (provider, "CPUExecutionProvider") if name in available]
     try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=list(dict.fromkeys(wanted)))
+        session = onnxruntime.InferenceSession(str(path), options, providers=wanted, enable_fallback=0)
     except Exception as error:  # its exceptions share no public base class
-        raise GraphError(f"ONNX Runtime cannot load {path}: {one_line(error)}") from error
+        if not _OF_THE_DEVICE.search(str(error)):
+            raise GraphError(f"ONNX Runtime cannot load {path}: {one_line(error)}") from error
+        if placement.fallback:
+            return open_inference_session(path, Placement(placement.fallback, placement.threads))
+        raise MissingError(_not_here(provider, one_line(error))) from error
     running = session.get_providers()[0]
     if running != provider and not placement.fallback:
         raise MissingError(_not_here(provider, f"ONNX Runtime fell back to {running}"))
     return session
+
+
+def _lacking(onnxruntime: Any, provider: str) -> str:
+    """Why `provider` cannot run here, as far as can be told before a session is opened."""
+    available = onnxruntime.get_available_providers()
+    if provider not in available:
+        return f"this onnxruntime build has {', '.join(available)}"
+    if provider == PROVIDERS["cuda"] and not has_cuda_driver():
+        return "no NVIDIA driver with a GPU answers here"
+    return ""
 
 
 def _not_here(provider: str, found: str) -> str:
