@@ -54,7 +54,7 @@ class FileRecord:
             raise BundleError(
                 f"{path} is not the file that the manifest records "
                 f"({path.stat().st_size} bytes, expected {self.bytes} with SHA-256 {self.sha256[:12]}...); "
-                "it was changed or cut short: make it again (mha-deploy export, or build-engine for an engine)"
+                "it was changed or cut short: make it again (`export`, or `build-engine` for an engine)"
             )
         return path
 
