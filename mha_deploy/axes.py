@@ -17,6 +17,9 @@ from mha_deploy.signature import Signature, Sizes, TensorSpec
 from mha_deploy.spec import AttentionSpec
 from mha_deploy.verification import CaseResult, Judge, as_inputs
 
+# A graph that does not follow an axis, or is not the block, is off by orders of magnitude; whether it
+# is as accurate as it should be is `verify`'s question, with the exact gate.
+GROSS = 10.0
 # Their output's shape does not follow their input's, and need not.
 _SHAPE_ENDS_HERE = ("Shape", "Size", "Reduce")
 
@@ -29,6 +32,8 @@ def prove_axes(
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[CaseResult]:
     """Run `session`, the graph at `path`, over sizes it was not traced at, and compare with PyTorch.
+
+    An error of up to GROSS times what `verify` allows is let pass here.
 
     Raises:
         FrozenAxisError: naming the axis that the graph does not follow, and the node.
@@ -46,12 +51,12 @@ def prove_axes(
 
 
 def _failure(session: Session, judge: Judge, case: Case) -> CaseResult | str:
-    """The result where `case` passes, or what is wrong."""
+    """The result where `case` is what PyTorch computes, GROSS beyond the gate at most, or what is wrong."""
     try:
         result = judge(session, session.name, case)
     except (GraphError, FrozenAxisError) as error:
         return str(error)
-    if result.passed:
+    if result.max_abs_error <= GROSS * result.allowed:
         return result
     return f"error {result.max_abs_error:.3g}, allowed {result.allowed:.3g} {result.note}".rstrip()
 

@@ -110,6 +110,8 @@ def bench(
     Raises:
         FeedError: the grid names an unknown dim or a size out of range.
     """
+    if not seconds > 0:
+        raise FeedError(f"seconds = {seconds}; expected a number above 0")
     spec, chosen = bundle.spec, bundle.artifact(artifact)
     cells = _cells(_grid(spec, grid or {}))
     threads = placement.threads or machine.usable_cpus()

@@ -12,6 +12,7 @@ from mha_deploy.ragged import Request, unpack
 from mha_deploy.sessions import Placement, Session, open_session
 from mha_deploy.signature import Signature
 from mha_deploy.spec import AttentionSpec
+from mha_deploy.staging import interrupts_held
 
 if TYPE_CHECKING:
     from mha_deploy.attention import MultiHeadAttention
@@ -89,9 +90,10 @@ class Bundle:
 
     def reference(self) -> MultiHeadAttention:
         """The PyTorch module with the bundle's weights, in fp32 and evaluation mode."""
-        from safetensors.torch import load_file
+        with interrupts_held():
+            from safetensors.torch import load_file
 
-        from mha_deploy.attention import MultiHeadAttention
+            from mha_deploy.attention import MultiHeadAttention
 
         module = MultiHeadAttention(self.spec)
         module.load_state_dict(load_file(self.manifest.weights.verified(self.folder)))

@@ -51,6 +51,7 @@ def standard_cases(spec: AttentionSpec, requests: Sequence[Request] = (), seed: 
     cases.append(maker.case("odd", {dim.name: maker.odd(dim.name) for dim in spec.dims}))
     if spec.mask != "none":
         cases.append(maker.ragged("ragged-padding", small))
+        cases.append(maker.ragged("ragged-long", maker.long()))
         cases.append(maker.fully_masked("fully-masked-row", small))
         cases.append(maker.garbage("padding-garbage", small))
     cases.append(maker.scaled("large-values", small, 1000.0))
@@ -63,7 +64,8 @@ def standard_cases(spec: AttentionSpec, requests: Sequence[Request] = (), seed: 
 def lattice_cases(spec: AttentionSpec, seed: int = 0) -> list[Case]:
     """Every combination of sizes 1, 2 and odd, and each axis alone at its maximum.
 
-    These are sizes that an export never traces, so that a frozen axis shows.
+    A maximum that memory does not hold is halved until it does. These are sizes that an export never
+    traces, so that a frozen axis shows.
     """
     maker = _Maker(spec, seed)
     small = [sorted({maker.within(d.name, 1), maker.within(d.name, 2), maker.odd(d.name)}) for d in spec.dims]
@@ -71,7 +73,7 @@ def lattice_cases(spec: AttentionSpec, seed: int = 0) -> list[Case]:
     lattice = [dict(zip(names, sizes, strict=True)) for sizes in itertools.product(*small)]
     base = {name: maker.within(name, 2) for name in names}
     lattice += [{**base, dim.name: dim.max} for dim in spec.dims]
-    unique = {tuple(sizes.items()): sizes for sizes in lattice if maker.fits(sizes)}
+    unique = {tuple(sizes.items()): sizes for sizes in map(maker.fitted, lattice)}
     return [maker.case(describe(sizes), sizes) for sizes in unique.values()]
 
 
@@ -105,8 +107,26 @@ class _Maker:
         wanted = {self.batch: 4, self.q: 33, self.kv: 33 if self.q == self.kv else 41}
         return {name: self.within(name, size) for name, size in wanted.items()}
 
+    def long(self) -> dict[str, int]:
+        """Four rows at the greatest lengths, where kernels that work in tiles have many."""
+        most = {self.q: self.spec.signature.dim(self.q).max, self.kv: self.spec.signature.dim(self.kv).max}
+        return self.fitted({**most, self.batch: self.within(self.batch, 4)})
+
     def fits(self, sizes: Sizes) -> bool:
-        return sizes[self.batch] * sizes[self.q] * sizes[self.kv] * self.spec.num_heads <= SCORES_LIMIT
+        batch, q, kv = (sizes[name] for name in (self.batch, self.q, self.kv))
+        data = batch * max(q, kv) * max(self.spec.d_model, self.spec.kdim, self.spec.vdim)
+        return max(data, batch * q * kv * self.spec.num_heads) <= SCORES_LIMIT
+
+    def fitted(self, sizes: Sizes) -> dict[str, int]:
+        """`sizes`, the largest of them halved until they fit into memory, none below its minimum."""
+        fitted = dict(sizes)
+        while not self.fits(fitted):
+            shrinkable = [n for n in fitted if fitted[n] > self.spec.signature.dim(n).min]
+            if not shrinkable:
+                break
+            largest = max(shrinkable, key=lambda name: fitted[name])
+            fitted[largest] = self.within(largest, fitted[largest] // 2)
+        return fitted
 
     def largest(self) -> Iterator[tuple[str, dict[str, int]]]:
         """All axes at their maximum at once or, where that is too much for memory, in two cases."""
@@ -114,10 +134,9 @@ class _Maker:
         if self.fits(everything):
             yield "max", everything
             return
-        long = {**everything, self.batch: self.spec.dims[0].min}
         wide = {name: self.within(name, 16) for name in everything} | {self.batch: self.spec.dims[0].max}
-        yield "max-length", long
-        yield "max-batch", wide
+        yield "max-length", self.fitted({**everything, self.batch: self.spec.dims[0].min})
+        yield "max-batch", self.fitted(wide)
 
     def case(self, name: str, sizes: Sizes) -> Case:
         feeds: dict[str, Array] = {}
@@ -176,6 +195,9 @@ class _Maker:
         lengths = np.array([r.q_len for r in chosen] + [0] * (sizes[self.batch] - len(chosen)))
         return Case(name, sizes, feeds, np.arange(sizes[self.q])[None, :] < lengths[:, None])
 
+    def _square(self, case: Case) -> tuple[int, int, int]:
+        return (case.sizes[self.batch], case.sizes[self.q], case.sizes[self.kv])
+
     @property
     def _mask_name(self) -> str:
         return "mask" if self.spec.mask == "padding" else "attn_mask"
@@ -185,5 +207,8 @@ class _Maker:
         rows = keep if self.spec.kind == "self" else case.compared
         mask = keep
         if self.spec.mask == "full":
-            mask = rows[:, :, None] & keep[:, None, :]
+            # Every query its own keys, and now and then none: a mask transposed, reduced over queries
+            # or taken from one query would not show in a mask that is the same for all of them.
+            mask = rows[:, :, None] & keep[:, None, :] & (self.random.random(self._square(case)) < 0.8)
+            mask[:, 2::7] = False
         return Case(case.name, case.sizes, {**case.feeds, self._mask_name: mask}, rows)

@@ -50,7 +50,11 @@ class FileRecord:
         path = folder / self.file
         if not path.is_file():
             raise BundleError(f"{path} is missing; export again")
-        if path.stat().st_size != self.bytes or sha256_of(path) != self.sha256:
+        try:
+            same = path.stat().st_size == self.bytes and sha256_of(path) == self.sha256
+        except OSError as error:
+            raise BundleError(f"cannot read {path}: {error.strerror}") from error
+        if not same:
             raise BundleError(
                 f"{path} is not the file that the manifest records "
                 f"({path.stat().st_size} bytes, expected {self.bytes} with SHA-256 {self.sha256[:12]}...); "

@@ -25,9 +25,9 @@ from mha_deploy.precision import Precision
 from mha_deploy.ragged import unpack
 from mha_deploy.spec import AttentionSpec
 from mha_deploy.spec_file import load_spec
-from mha_deploy.staging import staged_folder
+from mha_deploy.staging import as_umask_says, staged_folder
 from mha_deploy.tensor_files import read_tensors, write_tensors
-from mha_deploy.verification import Judge
+from mha_deploy.verification import CaseResult, Judge
 from mha_deploy.weights import LoadedWeights, read_weights
 
 CANONICAL = "canonical"
@@ -57,6 +57,8 @@ def export(
         CheckError: the graph computes something else than PyTorch.
     """
     block, out = load_spec(spec), Path(out)
+    if out.is_symlink():
+        out = out.resolve()  # the folder it names is replaced, not the link
     if weights:
         block = block.with_weights(weights, prefix)
     if inputs:
@@ -68,6 +70,7 @@ def export(
     module.load_state_dict(loaded.tensors)
     with staged_folder(out) as staging:
         safetensors.torch.save_file(loaded.tensors, staging / WEIGHTS_FILE)
+        as_umask_says(staging / WEIGHTS_FILE)
         manifest = Manifest(
             spec=_portable(block),
             weights=FileRecord.of(staging, WEIGHTS_FILE),
@@ -81,13 +84,33 @@ def export(
         bundle = Bundle(staging, replace(manifest, artifacts=(canonical,)))
         with bundle.open_session(CANONICAL) as session:
             proof = prove_axes(staging / GRAPH_FILE, session, block, Judge(module), progress)
-        proved = {**canonical.details, "axes_proved_at": [result.name for result in proof]}
+        proved = {
+            **canonical.details,
+            "axes_proved_at": [result.name for result in proof],
+            "axes_not_reached": _not_reached(block, proof),
+        }
         replace(manifest, artifacts=(replace(canonical, details=proved),)).write(staging)
     return Bundle.load(out)
 
 
+def _not_reached(block: AttentionSpec, proof: list[CaseResult]) -> list[str]:
+    """Maxima that memory did not hold, and how far the proof went."""
+    reached = {dim.name: max(result.sizes[dim.name] for result in proof) for dim in block.dims}
+    return [
+        f"{dim.name} up to {reached[dim.name]} of {dim.max}"
+        for dim in block.dims
+        if reached[dim.name] < dim.max
+    ]
+
+
 def _refuse_foreign(out: Path) -> None:
     """Never replace a folder that holds something else than a bundle."""
+    here = Path.cwd()
+    if out.resolve() in (here, *here.parents):
+        raise BundleError(
+            f"{str(out)!r} is the current folder or holds it, and a bundle's folder is replaced as a "
+            "whole; give the name of a folder in it"
+        )
     if out.is_dir() and any(out.iterdir()) and not (out / FILE_NAME).is_file():
         raise BundleError(f"{out} exists and is not a bundle; give a new folder, or empty this one")
     if out.exists() and not out.is_dir():

@@ -113,9 +113,13 @@ def _length_of(spec: AttentionSpec, name: str) -> str:
 
 
 def _lengths(name: str, array: Array) -> list[int]:
-    if array.ndim != 1 or array.dtype.kind not in "iu" or len(array) == 0 or (array < 1).any():
+    if array.ndim != 1 or array.dtype.kind not in "iu" or len(array) == 0:
         raise FeedError(
             f"{name!r} has shape {list(array.shape)}, dtype {array.dtype.name}; expected at least one "
             "length, whole numbers of at least 1"
+        )
+    if (array < 1).any():
+        raise FeedError(
+            f"{name!r} holds {array.min()}; expected at least one length, whole numbers of at least 1"
         )
     return [int(length) for length in array]

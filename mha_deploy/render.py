@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -15,7 +15,7 @@ from mha_deploy.benchmark import BenchReport
 from mha_deploy.bundle import Bundle
 from mha_deploy.doctor import Finding
 from mha_deploy.latency import PERCENTILE_RULE, Percentiles, samples_needed
-from mha_deploy.verification import VerifyReport
+from mha_deploy.verification import RULE, VerifyReport
 
 _STYLES = {"passed": "green", "ok": "green", "failed": "bold red", "problem": "bold red"}
 
@@ -51,8 +51,8 @@ def verify_tables(console: Console, report: VerifyReport) -> None:
     for artifact, reason in report.not_run.items():
         console.print(Text(f"not run: {artifact}: {reason}", "yellow"))
     console.print(
-        "allowed = 2 x yardstick + eps/2 x max|truth|; yardstick = the worst of ten PyTorch runs at this\n"
-        "precision; needed = error / yardstick. Padded query rows are not compared.",
+        f"{RULE}; yardstick = the worst of ten PyTorch runs at\nthis precision; needed = error / "
+        "yardstick. Padded query rows are not compared.",
         style="dim",
         highlight=False,
     )
@@ -162,7 +162,9 @@ def new_table(title: str, columns: Sequence[str]) -> Table:
     """A table; a column's leading ">" aligns it right."""
     table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
     for column in columns:
-        table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left")
+        side: JustifyMethod = "right" if column.startswith(">") else "left"
+        # Folded where the screen is narrow: a number cut short would be another number.
+        table.add_column(column.removeprefix(">"), justify=side, overflow="fold")
     return table
 
 

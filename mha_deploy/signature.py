@@ -20,6 +20,9 @@ Array = NDArray[Any]
 Feeds = Mapping[str, Array]
 Sizes = Mapping[str, int]
 
+# Shapes are 32-bit numbers in more than one runtime.
+LARGEST = 2**31 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Dim:
@@ -38,6 +41,8 @@ class Dim:
         bounds = (self.min, self.opt, self.max)
         if not all(isinstance(b, int) and not isinstance(b, bool) for b in bounds):
             raise SpecError(f"dim {self.name!r}: min, opt and max are whole numbers, got {bounds}")
+        if self.max > LARGEST:
+            raise SpecError(f"dim {self.name!r}: max = {self.max}; expected at most {LARGEST}")
         if not 1 <= self.min <= self.opt <= self.max:
             raise SpecError(
                 f"dim {self.name!r}: min={self.min} opt={self.opt} max={self.max}; "
@@ -150,7 +155,7 @@ class Signature:
         dim = self.dim(axis)
         if not dim.min <= size <= dim.max:
             raise FeedError(
-                f"input {tensor.name!r} has {axis} = {size}; this engine takes {axis} {dim.min}..{dim.max}"
+                f"input {tensor.name!r} has {axis} = {size}; this block takes {axis} {dim.min}..{dim.max}"
             )
         if sizes.setdefault(axis, size) != size:
             raise FeedError(

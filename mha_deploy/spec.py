@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mha_deploy.errors import SpecError
-from mha_deploy.signature import Dim, Signature, Sizes, TensorSpec
+from mha_deploy.signature import LARGEST, Dim, Signature, Sizes, TensorSpec
 
 PROJECTIONS = ("query", "key", "value", "output")
 KINDS = ("self", "cross")
@@ -227,5 +227,5 @@ def _is_number(value: object) -> bool:
 
 
 def _positive(field: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise SpecError(f"{field} = {value!r}; expected a whole number of at least 1")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST:
+        raise SpecError(f"{field} = {value!r}; expected a whole number from 1 to {LARGEST}")

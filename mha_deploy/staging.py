@@ -85,6 +85,13 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
+def as_umask_says(path: Path) -> None:
+    """Give a file the usual mode; safetensors writes for the owner alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
+
+
 def _put_in_place(staging: Path, target: Path) -> None:
     if not target.exists():
         staging.rename(target)
@@ -147,6 +154,22 @@ def _alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Put off Ctrl-C until the block ends: importing a large package does not survive one half-way."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

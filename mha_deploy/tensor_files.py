@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from mha_deploy.errors import FeedError
 from mha_deploy.signature import Array
-from mha_deploy.staging import staged_file
+from mha_deploy.staging import as_umask_says, staged_file
 
 SUFFIXES = (".npz", ".safetensors")
 
@@ -31,6 +31,8 @@ def read_tensors(path: Path) -> dict[str, Array]:
         FeedError: the file is missing, damaged, or of another format.
     """
     check_suffix(path)
+    import ml_dtypes  # noqa: F401 - teaches numpy bfloat16, which a file may hold
+
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -40,7 +42,7 @@ def read_tensors(path: Path) -> dict[str, Array]:
     except OSError as error:
         raise FeedError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # decoders of foreign bytes raise whatever they trip over
-        raise FeedError(f"{path} is not a readable {path.suffix} file: {error}") from error
+        raise FeedError(f"{path} is not a readable {path.suffix} file ({type(error).__name__})") from error
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
@@ -57,3 +59,4 @@ def write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
             np.savez(staging, **contiguous)
         else:
             save_file(contiguous, staging)
+            as_umask_says(staging)

@@ -112,6 +112,54 @@ def test_a_folder_that_is_no_bundle_is_never_replaced(cli, tmp_path):
     assert (tmp_path / "letters" / "dear.txt").read_text() == "keep me"
 
 
+@pytest.mark.parametrize("out", [".", "", "..", "sub/.."])
+def test_the_current_folder_is_never_replaced(cli, tmp_path, monkeypatch, out):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here" / "sub").mkdir()
+    result = cli("export", "minilm-l6-v2", "-o", out)
+    assert result.exit_code == 2
+    assert "the current folder or holds it" in result.stderr
+
+
+def test_a_link_to_a_bundle_stays_a_link(small_bundle, tmp_path):
+    from conftest import small_spec
+
+    from mha_deploy.pipeline import export
+
+    target = shutil.copytree(small_bundle.folder, tmp_path / "target")
+    (tmp_path / "link").symlink_to(target)
+    before = target.stat().st_ino
+    export(small_spec(), tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert target.stat().st_ino != before
+    assert (target / "manifest.json").is_file()
+
+
+def test_the_files_of_a_bundle_can_be_read_by_others(small_bundle):
+    umask = os.umask(0)
+    os.umask(umask)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in small_bundle.folder.iterdir()}
+    assert set(modes.values()) == {0o666 & ~umask}
+
+
+def test_a_block_that_memory_does_not_hold_ends_with_3(cli, tmp_path):
+    (tmp_path / "block.toml").write_text("[attention]\nd_model = 2000000000\nnum_heads = 1\n")
+    result = cli("export", tmp_path / "block.toml", "-o", tmp_path / "out")
+    assert result.exit_code == 3
+    assert "not enough memory on this machine" in result.stderr
+
+
+def test_a_maximum_that_memory_does_not_hold_is_said_to_be_unproved(cli, tmp_path):
+    dims = "[dims]\nbatch = { min = 1, opt = 1, max = 2 }\nseq = { min = 1, opt = 8, max = 200000 }\n"
+    (tmp_path / "block.toml").write_text("[attention]\nd_model = 8\nnum_heads = 1\n" + dims)
+    result = cli("export", tmp_path / "block.toml", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.stderr
+    assert "not proved to its maximum" in result.stdout
+    assert " of 200000" in result.stdout
+
+
 def test_a_folder_that_cannot_be_written_is_refused(cli, tmp_path):
     (tmp_path / "file").write_text("")
     result = cli("export", "minilm-l6-v2", "-o", tmp_path / "file" / "bundle")
@@ -190,7 +238,7 @@ def test_a_failed_verification_ends_with_1(cli, copy):
     [
         (
             {"x": np.zeros((1, 65, 32), np.float32), "mask": np.ones((1, 65), bool)},
-            "seq = 65; this engine takes seq 1..64",
+            "seq = 65; this block takes seq 1..64",
         ),
         (
             {"x": np.zeros((1, 5, 32)), "mask": np.ones((1, 5), bool)},

@@ -83,7 +83,7 @@ def test_lengths_whose_sum_overflows_their_own_dtype_are_summed_in_full():
     ("lengths", "said"),
     [
         (np.array([], np.int64), "'lengths' has shape [0], dtype int64; expected at least one length"),
-        (np.array([3, 0]), "'lengths' has shape [2], dtype int64; expected at least one length"),
+        (np.array([3, 0]), "'lengths' holds 0; expected at least one length"),
         (np.array([4, -1]), "whole numbers of at least 1"),
         (np.array([1.0, 2.0]), "'lengths' has shape [2], dtype float64"),
         (np.array([[1, 2]]), "'lengths' has shape [1, 2], dtype int64"),

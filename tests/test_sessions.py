@@ -202,6 +202,6 @@ def test_the_reference_goes_through_a_large_batch_in_parts_with_the_same_answer(
     module = small_bundle.reference()
     assert isinstance(module, MultiHeadAttention)
     whole = ReferenceSession(module, Precision.FP64).run(feeds(6, 9))["y"]
-    monkeypatch.setattr("mha_deploy.sessions.reference.SCORES_LIMIT", 4 * 9 * 9)
+    monkeypatch.setattr("mha_deploy.sessions.reference.SCORES_AT_ONCE", 4 * 9 * 9)
     parts = ReferenceSession(module, Precision.FP64).run(feeds(6, 9))["y"]
     np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-14)

@@ -77,10 +77,10 @@ def test_both_ends_of_a_range_belong_to_it(batch, seq):
 @pytest.mark.parametrize(
     ("batch", "seq", "said"),
     [
-        (2, 129, "input 'x' has seq = 129; this engine takes seq 2..128"),
-        (2, 1, "input 'x' has seq = 1; this engine takes seq 2..128"),
-        (9, 5, "input 'x' has batch = 9; this engine takes batch 1..8"),
-        (0, 5, "input 'x' has batch = 0; this engine takes batch 1..8"),
+        (2, 129, "input 'x' has seq = 129; this block takes seq 2..128"),
+        (2, 1, "input 'x' has seq = 1; this block takes seq 2..128"),
+        (9, 5, "input 'x' has batch = 9; this block takes batch 1..8"),
+        (0, 5, "input 'x' has batch = 0; this block takes batch 1..8"),
     ],
 )
 def test_a_size_out_of_range_is_refused_with_its_axis_and_the_range(batch, seq, said):

@@ -107,7 +107,7 @@ def test_a_range_below_the_exported_one_is_refused():
 
 def test_a_request_outside_the_range_names_axis_value_and_range():
     signature = Signature(X, (), (Dim("batch", 1, 8, 8), Dim("seq", 1, 64, 128)))
-    with pytest.raises(FeedError, match=r"seq = 129; this engine takes seq 1\.\.128"):
+    with pytest.raises(FeedError, match=r"seq = 129; this block takes seq 1\.\.128"):
         signature.check({"x": np.zeros((1, 129, 64), np.float32)})
 
 

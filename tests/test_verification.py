@@ -10,7 +10,9 @@ import pytest
 from conftest import small_spec
 
 from mha_deploy.attention import MultiHeadAttention
+from mha_deploy.bundle import Bundle
 from mha_deploy.cases import Case, standard_cases
+from mha_deploy.errors import GraphError
 from mha_deploy.precision import Precision
 from mha_deploy.sessions.fake import FakeSession
 from mha_deploy.sessions.reference import ReferenceSession
@@ -57,6 +59,7 @@ def test_every_standard_case_passes_for_a_sound_engine(small_bundle):
         "max",
         "odd",
         "ragged-padding",
+        "ragged-long",
         "fully-masked-row",
         "padding-garbage",
         "large-values",
@@ -136,6 +139,65 @@ def test_garbage_reaches_the_engine_and_not_the_reference():
     case = cases("padding-garbage")
     assert not np.isfinite(case.feeds["x"]).all()
     assert np.isfinite(case.reference_feeds["x"]).all()
+
+
+def wrong_mask(spec, change):
+    """An engine that is the reference but for its mask, and the outcome of every case."""
+    import torch
+
+    torch.manual_seed(0)
+    module = MultiHeadAttention(spec).eval()
+    inner, name = ReferenceSession(module, Precision.FP32), spec.signature.inputs[-1].name
+
+    def run(feeds):
+        return {"y": inner.run({**feeds, name: change(feeds[name])})["y"].astype(np.float32)}
+
+    judge, session = Judge(module), FakeSession(spec.signature, run)
+    return {case.name: judge(session, "wrong", case).outcome for case in standard_cases(spec)}
+
+
+MASK_FAULTS = {
+    "transposed": lambda mask: mask.swapaxes(1, 2).copy(),
+    "reduced over queries": lambda mask: np.broadcast_to(mask.any(axis=1, keepdims=True), mask.shape).copy(),
+    "taken from the first query": lambda mask: np.broadcast_to(mask[:, :1], mask.shape).copy(),
+    "empty rows opened": lambda mask: mask | ~mask.any(axis=2, keepdims=True),
+}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("fault", MASK_FAULTS)
+def test_a_full_mask_that_is_read_wrongly_fails(fault, causal):
+    outcomes = wrong_mask(small_spec(mask="full", causal=causal), MASK_FAULTS[fault])
+    assert FAILED in (outcomes["ragged-padding"], outcomes["ragged-long"])
+
+
+def test_padding_that_is_ignored_beyond_the_first_tile_of_keys_fails():
+    from mha_deploy.signature import Dim
+
+    def ignore(mask):
+        return np.concatenate([mask[:, :64], np.ones_like(mask[:, 64:])], axis=1)
+
+    spec = small_spec(dims=(Dim("batch", 1, 2, 6), Dim("seq", 1, 8, 256)))
+    outcomes = wrong_mask(spec, ignore)
+    assert outcomes["ragged-long"] == FAILED
+
+
+def test_an_artifact_that_cannot_run_a_case_has_failed_it_and_the_others_are_judged(
+    small_bundle, monkeypatch
+):
+    def run(feeds):
+        if feeds["x"].shape[0] == 6:
+            raise GraphError("it broke")
+        return inner.run(feeds)
+
+    with small_bundle.open_session() as inner:
+        fake = FakeSession(inner.signature, run)
+        monkeypatch.setattr(Bundle, "open_session", lambda *_: fake)
+        report = verify(small_bundle)
+    outcomes = {case.name: case.outcome for case in report.cases}
+    assert (outcomes["max"], outcomes["opt"]) == (FAILED, PASSED)
+    assert next(case.note for case in report.cases if case.name == "max") == "it broke"
+    json.dumps(report.to_json(), allow_nan=False)
 
 
 def test_what_fp16_cannot_hold_is_out_of_range_and_neither_passed_nor_failed(module, judge):

@@ -147,14 +147,17 @@ def test_a_packed_bias_counts_for_query_key_and_value(tmp_path):
     assert "the file has a bias for query, key, value and the spec none: set bias = true" in message
 
 
-def test_berts_layernorm_is_left_over_unless_the_spec_is_post_norm(tmp_path):
+def test_berts_layernorm_is_read_for_post_norm_left_out_by_name_for_none_and_left_over_for_pre(tmp_path):
     norm = {"output.LayerNorm.weight": torch.ones(24), "output.LayerNorm.bias": torch.ones(24)}
     file = saved(tmp_path / "m", bert_state() | norm)
     hint = (
         "output.LayerNorm.weight [24] is left over: the block has no place for it; "
         'a LayerNorm here needs norm = "post" in [attention], which has norm = '
     )
-    assert hint in said(SPEC, file)
+    assert read_weights(SPEC.with_weights(file)).layout == (
+        "BERT (self.query, output.dense); output.LayerNorm.weight and output.LayerNorm.bias left out, "
+        'since norm = "none"'
+    )
     assert hint in said(replace(SPEC, norm="pre"), file)
     assert torch.equal(
         read_weights(replace(SPEC, norm="post").with_weights(file)).tensors["norm.bias"], torch.ones(24)

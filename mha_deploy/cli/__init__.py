@@ -11,6 +11,9 @@ Exit codes: 0 done; 1 a check failed; 2 bad input or usage; 3 this machine lacks
 
 from __future__ import annotations
 
+import io
+import re
+import sys
 from typing import Any
 
 import click
@@ -18,7 +21,11 @@ import click
 from mha_deploy.cli.looking import doctor, inspect
 from mha_deploy.cli.making import build_engine, export, optimize
 from mha_deploy.cli.running import bench, infer, verify
-from mha_deploy.errors import MhaDeployError
+from mha_deploy.errors import MhaDeployError, MissingError
+
+
+# torch's words where a tensor does not fit.
+_OUT_OF_MEMORY = re.compile("allocate memory|Storage size calculation overflowed")
 
 
 class Pipeline(click.Group):
@@ -28,6 +35,9 @@ class Pipeline(click.Group):
         return list(self.commands)
 
     def invoke(self, ctx: click.Context) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # a name that the terminal cannot show is no failure
+                stream.reconfigure(errors="backslashreplace")
         try:
             return super().invoke(ctx)
         except MhaDeployError as error:
@@ -35,9 +45,18 @@ class Pipeline(click.Group):
                 raise
             click.echo(f"error: {error}", err=True)
             ctx.exit(error.exit_code)
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not _OUT_OF_MEMORY.search(str(error)):
+                raise
+            click.echo(f"error: not enough memory on this machine: {_first_line(error)}", err=True)
+            ctx.exit(MissingError.exit_code)
         except KeyboardInterrupt:
             click.echo("interrupted; nothing was left half-written", err=True)
             ctx.exit(130)
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), "it was used up")
 
 
 @click.group(cls=Pipeline, context_settings={"help_option_names": ["-h", "--help"]})

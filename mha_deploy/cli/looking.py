@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from mha_deploy.cli.shared import FOLDER, console, json_option, print_json
+from mha_deploy.staging import interrupts_held
 
 
 @click.command()
@@ -15,7 +16,8 @@ from mha_deploy.cli.shared import FOLDER, console, json_option, print_json
 @json_option
 def inspect(bundle: Path, as_json: bool) -> None:
     """Show what is in BUNDLE and where it came from."""
-    from mha_deploy.bundle import Bundle
+    with interrupts_held():
+        from mha_deploy.bundle import Bundle
 
     loaded = Bundle.load(bundle)
     if as_json:
@@ -36,7 +38,8 @@ def inspect(bundle: Path, as_json: bool) -> None:
 @json_option
 def doctor(as_json: bool) -> None:
     """Show what this machine has and what each missing piece would bring. Exit code 3 on a problem."""
-    from mha_deploy.doctor import examine
+    with interrupts_held():
+        from mha_deploy.doctor import examine
 
     findings = examine()
     if as_json:

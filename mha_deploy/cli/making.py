@@ -12,6 +12,7 @@ import click
 
 from mha_deploy.cli.shared import FOLDER, console, json_option, print_json, status_line
 from mha_deploy.errors import InputError
+from mha_deploy.staging import interrupts_held
 
 if TYPE_CHECKING:
     from mha_deploy.engine_job import Engine
@@ -30,7 +31,8 @@ def export(
     *, spec: str, out: Path, weights: Path | None, prefix: str, inputs: Path | None, as_json: bool
 ) -> None:
     """Export SPEC (a preset's name or a TOML file) to ONNX and prove its dynamic axes."""
-    from mha_deploy.pipeline import export as run
+    with interrupts_held():
+        from mha_deploy.pipeline import export as run
 
     if prefix and weights is None:
         raise InputError("--prefix picks a layer out of --weights; give both")
@@ -43,6 +45,8 @@ def export(
     proved = len(bundle.artifact().details["axes_proved_at"])
     click.echo(f"weights: {layout}")
     click.echo(f"axes: {', '.join(map(str, bundle.spec.dims))}; proved at {proved} sizes against PyTorch")
+    for short in bundle.artifact().details["axes_not_reached"]:
+        click.echo(f"not proved to its maximum, which is too large for this machine: {short}")
     click.echo(f"bundle: {bundle.folder}")
 
 
@@ -52,8 +56,9 @@ def export(
 @json_option
 def optimize(bundle: Path, portable: bool, as_json: bool) -> None:
     """Make another ONNX form of BUNDLE's block and check it against PyTorch."""
-    from mha_deploy.bundle import Bundle
-    from mha_deploy.variants import portable_artifact
+    with interrupts_held():
+        from mha_deploy.bundle import Bundle
+        from mha_deploy.variants import portable_artifact
 
     if not portable:
         raise InputError("say which form to make: --portable (opset 20, no Attention operator)")
@@ -117,11 +122,12 @@ def build_engine(**given: Any) -> None:
 
 
 def _build(given: dict[str, Any], status: Any, progress: Progress) -> Engine:
-    from mha_deploy.bundle import Bundle
-    from mha_deploy.engines import build_engine as of_bundle
-    from mha_deploy.engines import build_engine_from_file as of_file
-    from mha_deploy.precision import Precision
-    from mha_deploy.typed import Variant
+    with interrupts_held():
+        from mha_deploy.bundle import Bundle
+        from mha_deploy.engines import build_engine as of_bundle
+        from mha_deploy.engines import build_engine_from_file as of_file
+        from mha_deploy.precision import Precision
+        from mha_deploy.typed import Variant
 
     source, out, precision = given["source"], given["out"], given["precision"]
     options = _options(given)

@@ -20,6 +20,7 @@ from mha_deploy.cli.shared import (
     status_line,
 )
 from mha_deploy.errors import InputError
+from mha_deploy.staging import interrupts_held
 
 
 @click.command()
@@ -29,8 +30,9 @@ from mha_deploy.errors import InputError
 @json_option
 def verify(bundle: Path, artifacts: tuple[str, ...], as_json: bool, **where: Any) -> None:
     """Hold every artifact of BUNDLE against PyTorch. Exit code 1 where one fails."""
-    from mha_deploy.bundle import Bundle
-    from mha_deploy.verification import verify as run
+    with interrupts_held():
+        from mha_deploy.bundle import Bundle
+        from mha_deploy.verification import verify as run
 
     with status_line() as progress:
         report = run(Bundle.load(bundle), artifacts, placement=placement(**where), progress=progress)
@@ -71,9 +73,10 @@ def infer(
     **where: Any,
 ) -> None:
     """Run batched inference on INPUTS: padded arrays, or packed requests with their lengths."""
-    from mha_deploy.bundle import Bundle
-    from mha_deploy.inference import infer as run
-    from mha_deploy.tensor_files import check_suffix, read_tensors, write_tensors
+    with interrupts_held():
+        from mha_deploy.bundle import Bundle
+        from mha_deploy.inference import infer as run
+        from mha_deploy.tensor_files import check_suffix, read_tensors, write_tensors
 
     check_suffix(out)
     answers = run(
@@ -113,11 +116,14 @@ def bench(
     **where: Any,
 ) -> None:
     """Report latency over a grid of sizes, beside a MatMul ceiling of the same run."""
-    from mha_deploy.benchmark import bench as run
-    from mha_deploy.bundle import Bundle
-    from mha_deploy.staging import staged_file
+    with interrupts_held():
+        from mha_deploy.benchmark import bench as run
+        from mha_deploy.bundle import Bundle
+        from mha_deploy.staging import staged_file
 
     grid = dict(_grid(text) for text in grids)
+    if len(grid) < len(grids):
+        raise InputError("--grid names one dim twice; give all its sizes in one, as batch=1,8")
     with status_line() as progress:
         report = run(
             Bundle.load(bundle),

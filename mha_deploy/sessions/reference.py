@@ -12,7 +12,7 @@ from mha_deploy.sessions.base import Session
 from mha_deploy.signature import Array, Feeds
 
 # Attention scores held at once; larger batches go through in parts, which changes no answer.
-SCORES_LIMIT = 2**26
+SCORES_AT_ONCE = 2**26
 
 
 class ReferenceSession(Session):
@@ -32,7 +32,7 @@ class ReferenceSession(Session):
         spec = self._module.spec
         tensors = [self._tensor(feeds[tensor.name]) for tensor in spec.signature.inputs]
         queries, keys = tensors[0].shape[1], tensors[min(1, len(tensors) - 1)].shape[1]
-        rows = max(1, SCORES_LIMIT // (spec.num_heads * queries * max(queries, keys)))
+        rows = max(1, SCORES_AT_ONCE // (spec.num_heads * queries * max(queries, keys)))
         with torch.inference_mode():
             parts = [
                 self._module(*(tensor[start : start + rows] for tensor in tensors))

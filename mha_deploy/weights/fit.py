@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 
 from mha_deploy.spec import PROJECTIONS, AttentionSpec
 from mha_deploy.weights.checkpoint import Stored
-from mha_deploy.weights.layouts import LAYOUTS, Layout, Source
+from mha_deploy.weights.layouts import LAYOUTS, Layout, Source, linear
 from mha_deploy.weights.reference import expected_shapes, possible_shapes
 
 Entries = Mapping[str, Stored]
@@ -65,9 +65,16 @@ def problems(layout: Layout, entries: Entries, spec: AttentionSpec) -> list[str]
             lines += _tensor_problems(source, entries[source.name], spec)
         elif source not in layout.biases:
             lines.append(_missing_problem(source, spec))
-    known = {source.name for source in (*wanted, *layout.biases)}
+    known = {source.name for source in (*wanted, *layout.biases, *left_out(layout, entries, spec))}
     leftover = [name for name in entries if name not in known and not _is_buffer(layout, name, entries[name])]
     return lines + [_leftover_problem(layout, name, entries[name], spec) for name in leftover]
+
+
+def left_out(layout: Layout, entries: Entries, spec: AttentionSpec) -> list[Source]:
+    """The layout's own LayerNorm where the spec wants the attention without one: known, and not read."""
+    if spec.norm != "none":
+        return []
+    return [source for source in linear(layout.norm, "norm") if source.name in entries]
 
 
 def stored_shape(source: Source, spec: AttentionSpec) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from mha_deploy.weights.checkpoint import Checkpoint, Stored, open_checkpoint
 from mha_deploy.weights.fit import (
     candidates,
     dotted,
+    left_out,
     problems,
     refusals,
     sources_for,
@@ -33,8 +34,8 @@ SHOWN_LINES = 12
 class LoadedWeights:
     """The reference module's tensors, contiguous float32, each with memory of its own.
 
-    `layout` names the layout that was recognised. `stored_dtype` is the checkpoint's; several are
-    joined by a comma.
+    `layout` names the layout that was recognised, and a LayerNorm that was left out. `stored_dtype`
+    is the checkpoint's; several are joined by a comma.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -77,7 +78,9 @@ class _Layer:
         sources = sources_for(layout, spec)
         tensors = self._tensors(sources, spec)
         dtypes = sorted({self._entries[source.name].dtype for source in sources})
-        return LoadedWeights(tensors, layout.title, ", ".join(dtypes))
+        skipped = [source.name for source in left_out(layout, self._entries, spec)]
+        note = f'; {" and ".join(skipped)} left out, since norm = "none"' if skipped else ""
+        return LoadedWeights(tensors, layout.title + note, ", ".join(dtypes))
 
     def _layout(self, spec: AttentionSpec) -> Layout:
         fits = [(layout, problems(layout, self._entries, spec)) for layout in candidates(self._entries)]
