@@ -110,7 +110,7 @@ class _Maker:
     def long(self) -> dict[str, int]:
         """Four rows at the greatest lengths, where kernels that work in tiles have many."""
         most = {self.q: self.spec.signature.dim(self.q).max, self.kv: self.spec.signature.dim(self.kv).max}
-        return self.fitted({**most, self.batch: self.within(self.batch, 4)})
+        return self.fitted({self.batch: self.within(self.batch, 4), **most})
 
     def fits(self, sizes: Sizes) -> bool:
         batch, q, kv = (sizes[name] for name in (self.batch, self.q, self.kv))

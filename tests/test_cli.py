@@ -6,15 +6,19 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
+import pytest
 from click.testing import CliRunner
 from conftest import small_spec
 from safetensors.numpy import load_file
 
 from mha_deploy.bundle import Bundle
+from mha_deploy.cases import standard_cases
 from mha_deploy.cli import main
 from mha_deploy.pipeline import export
+from mha_deploy.spec_file import load_spec, preset_names
 from mha_deploy.verification import verify
 
 
@@ -40,6 +44,15 @@ def test_export_says_what_it_recognised_and_where_the_axes_were_proved(cli, tmp_
     assert result.exit_code == 0
     assert "weights: BERT (self.query, output.dense)" in result.stdout
     assert "axes: batch 1..8..32, seq 1..128..512; proved at" in result.stdout
+
+
+@pytest.mark.parametrize("preset", [name for name in preset_names() if name != "minilm-l6-v2"])
+def test_every_preset_exports_and_passes_at_small_sizes(preset, tmp_path):
+    spec = load_spec(preset)
+    small = tuple(replace(dim, opt=min(dim.opt, 2), max=9) for dim in spec.dims)
+    bundle = export(replace(spec, dims=small), tmp_path / "bundle")
+    chosen = [case for case in standard_cases(bundle.spec) if case.name in ("max", "ragged-padding")]
+    assert verify(bundle, cases=chosen).passed
 
 
 def test_export_again_replaces_the_bundle_and_its_files_do_not_grow(tmp_path):

@@ -23,7 +23,6 @@ from mha_deploy.cli.making import build_engine, export, optimize
 from mha_deploy.cli.running import bench, infer, verify
 from mha_deploy.errors import MhaDeployError, MissingError
 
-
 # torch's words where a tensor does not fit.
 _OUT_OF_MEMORY = re.compile("allocate memory|Storage size calculation overflowed")
 
