@@ -21,15 +21,14 @@ from torch.nn import functional
 from mha_deploy.errors import FeedError
 from mha_deploy.spec import AttentionSpec
 
-PATHS = ("fused", "fused-fp32-core", "spelled-out")
+PATHS = ("fused", "spelled-out")
 
 
 class MultiHeadAttention(nn.Module):
     """The block that `spec` describes; inputs come in the order of `spec.signature`.
 
-    `path` picks a way to the same numbers: "fused" (scaled_dot_product_attention), "fused-fp32-core"
-    (the same, in fp32 whatever the precision around it) or "spelled-out", where every product can
-    be looked at. They share the weights.
+    `path` picks between two ways to the same numbers: "fused" (scaled_dot_product_attention) and
+    "spelled-out", where every product can be looked at. They share the weights.
     """
 
     def __init__(self, spec: AttentionSpec, path: str = "fused") -> None:
@@ -47,10 +46,8 @@ class MultiHeadAttention(nn.Module):
         q, k, v = self._heads(block)
         if self.path == "spelled-out":
             context = self._spelled_out(q, k, v, block.keep)
-        elif self.path == "fused-fp32-core":
-            context = self._fused(q.float(), k.float(), v.float(), block.keep).to(q.dtype)
         else:
-            context = self._fused(q, k, v, block.keep)
+            context = self.fused(q, k, v, block.keep)
         y: Tensor = self.output(context.transpose(1, 2).flatten(2))  # B S d_model
         if self.spec.norm == "pre":
             y = block.residual + y
@@ -58,7 +55,7 @@ class MultiHeadAttention(nn.Module):
             y = self.norm(block.residual + y)
         return y
 
-    def _fused(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
+    def fused(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
         return functional.scaled_dot_product_attention(
             q, k, v, attn_mask=keep, dropout_p=self._dropout, enable_gqa=self._groups > 1
         )

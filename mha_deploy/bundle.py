@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mha_deploy.errors import BundleError
 from mha_deploy.manifest import Artifact, Manifest
@@ -16,6 +16,7 @@ from mha_deploy.staging import interrupts_held
 
 if TYPE_CHECKING:
     from mha_deploy.attention import MultiHeadAttention
+    from mha_deploy.tensorrt.passport import Passport
 
 DEFAULT_PLACEMENT = Placement()
 
@@ -83,10 +84,26 @@ class Bundle:
         passport = replace(passport, command=passport.command.replace("BUNDLE", folder))
         beside = read_passport(self.folder / record.file).to_json()
         passport.agrees({k: v for k, v in beside.items() if k != "command"}, "the file beside the plan")
-        ours = {"plan_sha256": record.sha256, "plan_bytes": record.bytes}
-        passport.agrees({**ours, "weights_sha256": self.manifest.weights.sha256}, "the bundle")
+        ours: dict[str, Any] = {"plan_sha256": record.sha256, "plan_bytes": record.bytes}
+        typed = [a.files[0] for a in self.artifacts if a.files[0].sha256 == passport.onnx_sha256]
+        found = passport.onnx_sha256 if typed else "no ONNX file with this hash"
+        ours |= {"weights_sha256": self.manifest.weights.sha256, "onnx_sha256": found}
+        ours |= {"precision": artifact.precision.value, "inputs": [str(t) for t in artifact.signature.inputs]}
+        passport.agrees(ours, "the bundle")
         artifact.path(self.folder)
         passport.agrees({"version": load_backend(passport.backend).version}, "this machine")
+        self._check_gpu(passport)
+
+    @staticmethod
+    def _check_gpu(passport: Passport) -> None:
+        """An engine runs on the GPU that it was tuned on, or on the targets that it was built for."""
+        from mha_deploy.tensorrt.passport import gpu_name, gpu_target
+
+        here = gpu_target()
+        if here and passport.gpu:
+            passport.agrees({"gpu": gpu_name()}, "this machine")
+        if here and passport.targets and here not in passport.targets:
+            passport.agrees({"targets": [here]}, "this machine")
 
     def reference(self) -> MultiHeadAttention:
         """The PyTorch module with the bundle's weights, in fp32 and evaluation mode."""

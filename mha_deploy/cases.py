@@ -27,7 +27,8 @@ class Case:
 
     `feeds` go to the artifact, `clean` to the reference; they differ where the point is that what
     stands in padding has no effect. `compared` [batch, query] marks the rows that count: padded
-    query rows do not.
+    query rows do not. `others` are further inputs of the kind, judged with the first as one: where a
+    case has few elements, ten runs over one input say little of what PyTorch scatters.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Case:
     feeds: dict[str, Array]
     compared: Array
     clean: dict[str, Array] = field(default_factory=dict)
+    others: tuple[dict[str, Array], ...] = ()
 
     @property
     def reference_feeds(self) -> dict[str, Array]:
@@ -46,7 +48,7 @@ def standard_cases(spec: AttentionSpec, requests: Sequence[Request] = (), seed: 
     maker = _Maker(spec, seed)
     opt = {dim.name: dim.opt for dim in spec.dims}
     small = maker.small()
-    cases = [maker.case("min", {dim.name: dim.min for dim in spec.dims}), maker.case("opt", opt)]
+    cases = [maker.drawn("min", {dim.name: dim.min for dim in spec.dims}), maker.case("opt", opt)]
     cases += [maker.case(name, sizes) for name, sizes in maker.largest()]
     cases.append(maker.case("odd", {dim.name: maker.odd(dim.name) for dim in spec.dims}))
     if spec.mask != "none":
@@ -108,9 +110,9 @@ class _Maker:
         return {name: self.within(name, size) for name, size in wanted.items()}
 
     def long(self) -> dict[str, int]:
-        """Four rows at the greatest lengths, where kernels that work in tiles have many."""
+        """Two rows at the greatest lengths, where kernels that work in tiles have many."""
         most = {self.q: self.spec.signature.dim(self.q).max, self.kv: self.spec.signature.dim(self.kv).max}
-        return self.fitted({self.batch: self.within(self.batch, 4), **most})
+        return self.fitted({self.batch: self.within(self.batch, 2), **most})
 
     def fits(self, sizes: Sizes) -> bool:
         batch, q, kv = (sizes[name] for name in (self.batch, self.q, self.kv))
@@ -145,6 +147,12 @@ class _Maker:
             normal = self.random.standard_normal(shape, dtype=np.float32)
             feeds[tensor.name] = normal if tensor.is_float else np.ones(shape, bool)
         return Case(name, sizes, feeds, np.ones((sizes[self.batch], sizes[self.q]), bool))
+
+    def drawn(self, name: str, sizes: Sizes) -> Case:
+        """`case`, over as many inputs as it takes to have some thousand elements."""
+        elements = sizes[self.batch] * sizes[self.q] * self.spec.d_model
+        draws = [self.case(name, sizes).feeds for _ in range(max(1, min(16, 8192 // elements)))]
+        return Case(name, sizes, draws[0], self.case(name, sizes).compared, others=tuple(draws[1:]))
 
     def ragged(self, name: str, sizes: Sizes) -> Case:
         """Rows padded on the right, on the left and with holes, beside one that is full."""

@@ -7,24 +7,26 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 
+from mha_deploy import machine
 from mha_deploy.errors import BundleError, CheckError, MhaDeployError
 from mha_deploy.lowering import Lowered, lower_for_tensorrt, lower_to_portable
 from mha_deploy.manifest import sha256_of
 from mha_deploy.staging import staged_file
 from mha_deploy.tensorrt.backend import Backend, load_backend
 from mha_deploy.tensorrt.build import BuiltPlan, build_plan
-from mha_deploy.tensorrt.graph import read_graph
+from mha_deploy.tensorrt.graph import read_graph, stored_tensors
 from mha_deploy.tensorrt.log import recording
 from mha_deploy.tensorrt.messages import CompilerCrash
 from mha_deploy.tensorrt.options import BuildOptions
-from mha_deploy.tensorrt.passport import Passport, read_passport
+from mha_deploy.tensorrt.passport import Passport, gpu_name, read_passport
 from mha_deploy.tensorrt.progress import SILENT, Progress
+from mha_deploy.typed import kept_in_fp32
 from mha_deploy.variants import Status, save
 
 
@@ -45,7 +47,6 @@ class Job:
     precision: str
     weights_sha256: str
     command: str
-    kept_fp32: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,10 @@ def run_job(
     found = _cached(plan, key)
     if found:
         return Engine(job.stem, job.folder, plan.name, found, cached=True, seconds=0.0, log="")
+    try:
+        job.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BundleError(f"cannot write to {job.folder}: {error.strerror}") from error
     with tempfile.TemporaryDirectory() as work, _logged(job) as log:
         lowered, built = _build(job, options, Path(work), progress, status)
         _refuse_other_precision(job, built)
@@ -122,11 +127,13 @@ def _build(
     status("building")
     try:
         return source, build_plan(source.path, options, progress=progress)
-    except CompilerCrash:
-        # A crash inside the compiler on a valid graph: the decomposed form may pass, and may fuse.
+    except CompilerCrash as error:
+        # The decomposed form of a valid graph may pass where the Attention operator does not.
+        note = f"the portable form was built, since TensorRT's compiler failed on Attention: {error}"
         source = _rewritten(job, lower_to_portable, work / "portable.onnx", status)
         status("building the portable form")
-        return source, build_plan(source.path, options, progress=progress)
+        built = build_plan(source.path, options, progress=progress)
+        return source, replace(built, warnings=(note, *built.warnings))
 
 
 def _rewritten(job: Job, lower: Callable[[onnx.ModelProto], Lowered], path: Path, status: Status) -> _Source:
@@ -140,8 +147,7 @@ def _rewritten(job: Job, lower: Callable[[onnx.ModelProto], Lowered], path: Path
 
 def _refuse_other_precision(job: Job, built: BuiltPlan) -> None:
     """A strongly typed build keeps the file's types, so the file itself was of another precision."""
-    achieved = built.precision.split("+")[0]
-    if job.precision and achieved != job.precision:
+    if job.precision and built.precision != job.precision:
         raise CheckError(
             f"{job.precision} was asked for, but the engine computes in {built.precision}; "
             "nothing was written"
@@ -149,14 +155,27 @@ def _refuse_other_precision(job: Job, built: BuiltPlan) -> None:
 
 
 def _key(source: Path, options: BuildOptions, backend: Backend) -> str:
-    """Equal for equal requests: contents of the ONNX, options, backend and version."""
-    files = [source, *sorted(source.parent.glob(f"{source.name}.*"))]
+    """Equal for equal requests: contents of the ONNX, options, backend and the versions of both tools."""
     request = {
-        "onnx": [sha256_of(file) for file in files],
+        "onnx": [sha256_of(file) for file in (source, *external_files(source))],
         "options": {**options.to_json(), "backend": backend.name},
         "version": backend.version,
+        "mha_deploy": machine.version("mha-deploy"),
     }
     return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+
+
+def external_files(source: Path) -> list[Path]:
+    """The files beside `source` that hold its weights, as its initializers name them."""
+    model = onnx.load(str(source), load_external_data=False)
+    names = {
+        entry.value
+        for tensor in stored_tensors(model)
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    return [source.parent / name for name in sorted(names)]
 
 
 def _cached(plan: Path, key: str) -> Passport | None:
@@ -177,11 +196,11 @@ def _passport(job: Job, key: str, built: BuiltPlan, source: _Source) -> Passport
         backend=built.backend.name,
         version=built.backend.version,
         targets=built.targets,
-        gpu="" if built.backend.has_targets else _gpu(),
+        gpu="" if built.backend.has_targets else gpu_name(),
         precision=built.precision,
         onnx_file=job.source.name,
         onnx_sha256=sha256_of(job.source),
-        weights_sha256=job.weights_sha256,
+        weights_sha256=job.weights_sha256 or _external_sha256(job.source),
         plan_sha256=hashlib.sha256(built.plan).hexdigest(),
         plan_bytes=len(built.plan),
         inputs=tuple(map(str, graph.inputs)),
@@ -192,17 +211,17 @@ def _passport(job: Job, key: str, built: BuiltPlan, source: _Source) -> Passport
         decomposed=built.decomposed,
         activation_bytes=built.activation_bytes,
         lowering=source.steps,
-        kept_fp32=job.kept_fp32,
+        kept_fp32=tuple(kept_in_fp32(source.path)) if built.precision in ("fp16", "bf16") else (),
         checked=source.checked,
         warnings=built.warnings,
         command=job.command,
     )
 
 
-def _gpu() -> str:
-    import torch
-
-    return str(torch.cuda.get_device_name()) if torch.cuda.is_available() else ""
+def _external_sha256(source: Path) -> str:
+    """One hash over the weights outside of the file; "" where all are inside."""
+    files = external_files(source)
+    return hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest() if files else ""
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +18,14 @@ from mha_deploy.tensorrt.options import BuildOptions
 from mha_deploy.tensorrt.passport import SUFFIX, rebuild_command
 from mha_deploy.tensorrt.profiles import Profile, profiles_for, profiles_for_graph
 from mha_deploy.tensorrt.progress import SILENT, Progress
-from mha_deploy.typed import Variant
+from mha_deploy.typed import TYPED, Variant
 from mha_deploy.variants import Status, check_numerically, typed_artifact
 
 DEFAULT_OPTIONS = BuildOptions()
+# Names of ONNX forms that a bundle has, or gets when one is asked for.
+RESERVED = {"canonical", "portable"} | {
+    f"{p}{io}{twin}" for p in TYPED for io in ("", "-io") for twin in ("", "-twin")
+}
 
 
 def build_engine(
@@ -42,6 +47,7 @@ def build_engine(
     Raises: as `engine_job.run_job`, and
         CheckError: the typed ONNX does not pass its precision's yardstick.
     """
+    _check_name(name, bundle)
     backend = load_backend(options.backend)
     options = replace(options, profiles=profiles_for(bundle.signature, profiles))
     options.check(backend)
@@ -58,8 +64,7 @@ def build_engine(
         checked=str(artifact.details.get("checked", "proved at export")),
         precision=variant.precision.value,
         weights_sha256=bundle.manifest.weights.sha256,
-        command=rebuild_command("BUNDLE", [*_variant_flags(variant), *_flags(options, profiles)]),
-        kept_fp32=tuple(artifact.details.get("kept_fp32", ())),
+        command=rebuild_command("BUNDLE", [*_variant_flags(variant), *_flags(options, profiles, name)]),
     )
     engine = run_job(job, options, progress=progress, status=status)
     _record(bundle, engine, variant)
@@ -85,9 +90,9 @@ def build_engine_from_file(
     Raises: as `engine_job.run_job`, and
         InputError: the file is of another precision than asked for.
     """
+    _check_name(name)
     graph = read_graph(onnx_file)
-    own = graph.precision.split("+")[0]
-    if precision and precision != own:
+    if precision and precision != graph.precision:
         raise InputError(
             f"{precision} was asked for, but {onnx_file.name} is written in {graph.precision}, and an engine "
             f"has its file's precision; export the model in {precision}, or leave the option out"
@@ -105,7 +110,7 @@ def build_engine_from_file(
         checked="not checked: built as it is",
         precision=precision,
         weights_sha256="",
-        command=rebuild_command(onnx_file.name, ["-o", out.name, *_flags(options, profiles)]),
+        command=rebuild_command(onnx_file.name, ["-o", out.name, *_flags(options, profiles, name)]),
     )
     return run_job(job, options, progress=progress, status=status)
 
@@ -125,9 +130,10 @@ def _variant_flags(variant: Variant) -> list[str]:
     return [f"--{variant.precision.value}", *(["--io", variant.io] if variant.io != "fp32" else [])]
 
 
-def _flags(options: BuildOptions, profiles: Sequence[str]) -> list[str]:
+def _flags(options: BuildOptions, profiles: Sequence[str], name: str) -> list[str]:
     """The options that differ from the defaults, as `build-engine` takes them."""
-    flags = ["--backend", options.backend] if options.backend != "auto" else []
+    flags = ["--name", name] if name else []
+    flags += ["--backend", options.backend] if options.backend != "auto" else []
     flags += [part for text in profiles for part in ("--profile", text)]
     flags += ["--target-sm", ",".join(options.targets)] if options.targets else []
     flags += ["--attention", options.attention] if options.attention != "auto" else []
@@ -140,8 +146,7 @@ def _flags(options: BuildOptions, profiles: Sequence[str]) -> list[str]:
 
 
 def _record(bundle: Bundle, engine: Engine, variant: Variant) -> None:
-    """Put the engine into the manifest; the plan that it replaces, if any, goes."""
-    before = [each for each in Bundle.load(bundle.folder).artifacts if each.name == engine.name]
+    """Put the engine into the manifest. A plan of that name before it stays in the folder, as cache."""
     plan = f"engines/{engine.plan}"
     passport = str(Path(plan).with_suffix(SUFFIX))
     artifact = Artifact(
@@ -153,6 +158,16 @@ def _record(bundle: Bundle, engine: Engine, variant: Variant) -> None:
         details={"passport": engine.passport.to_json()},
     )
     update(bundle.folder, artifact)
-    kept = {record.file for record in artifact.files}
-    for record in (record for each in before for record in each.files if record.file not in kept):
-        (bundle.folder / record.file).unlink(missing_ok=True)
+
+
+def _check_name(name: str, bundle: Bundle | None = None) -> None:
+    """A name is part of file names, and must not be that of something else in the bundle.
+
+    Raises:
+        InputError: it is.
+    """
+    if name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise InputError(f"--name {name!r}; expected letters, digits, '.', '_' and '-'")
+    taken = [a for a in bundle.artifacts if a.name == name and "passport" not in a.details] if bundle else []
+    if taken or name in RESERVED:
+        raise InputError(f"--name {name!r} is the name of an ONNX form of the block; give the engine another")

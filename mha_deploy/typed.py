@@ -14,6 +14,7 @@ import onnx
 import torch
 from onnx import TensorProto, shape_inference
 from torch import Tensor
+from torch.nn import functional
 
 from mha_deploy.attention import MultiHeadAttention
 from mha_deploy.errors import InputError
@@ -57,11 +58,27 @@ class TypedAttention(MultiHeadAttention):
     """The reference in another precision, between casts where its inputs and outputs stay fp32."""
 
     def __init__(self, module: MultiHeadAttention, variant: Variant) -> None:
-        super().__init__(module.spec, "fused-fp32-core")
+        super().__init__(module.spec)
         self.load_state_dict(module.state_dict())
         self.dtype: torch.dtype = getattr(torch, variant.precision.dtype_name)
         self.io_dtype = torch.float32 if variant.io == "fp32" else self.dtype
         self.to(self.dtype)
+
+    def fused(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
+        """In fp32, and with heads of one size: TensorRT takes no others, and fuses only what stands
+        right between the casts, so zeros are added before them."""
+        size, context_size = q.shape[-1], v.shape[-1]
+        wide = max(size, context_size)
+        q, k, v = (functional.pad(x, (0, wide - x.shape[-1])) if x.shape[-1] < wide else x for x in (q, k, v))
+        context = functional.scaled_dot_product_attention(
+            q.float(),
+            k.float(),
+            v.float(),
+            attn_mask=keep,
+            scale=size**-0.5,
+            enable_gqa=self.spec.num_kv_heads != self.spec.num_heads,
+        )
+        return context.to(q.dtype)[..., :context_size]
 
     def forward(self, *inputs: Tensor) -> Tensor:
         typed = (x.to(self.dtype) if x.is_floating_point() else x for x in inputs)

@@ -112,12 +112,20 @@ def check_numerically(bundle: Bundle, variant: Variant, path: Path) -> Checked:
         results = [judge(session, variant.name, case) for case in cases]
     if runs != path:
         runs.unlink()
-    failed = [r for r in results if r.outcome == FAILED]
+    # The largest element alone says little where a precision is coarse: a bf16 output 3 % too large
+    # hides in it. The Frobenius norm averages over all elements, so it does not.
+    failed = [
+        r
+        for r in results
+        if r.outcome == FAILED
+        or (r.passed and r.relative_error > 2 * r.relative_yardstick + r.precision.eps / 2)
+    ]
     if failed:
         worst = failed[0]
         raise CheckError(
             f"{variant.name} does not compute what PyTorch computes: {', '.join(r.name for r in failed)} "
-            f"failed; {worst.name} has error {worst.max_abs_error:.3g}, allowed {worst.allowed:.3g}"
+            f"failed; {worst.name} has error {worst.max_abs_error:.3g}, allowed {worst.allowed:.3g}; "
+            f"relative {worst.relative_error:.3g}, PyTorch {worst.relative_yardstick:.3g}"
         )
     beyond = sum(r.outcome == OUT_OF_RANGE for r in results)
     return Checked(len(results) - beyond, beyond, through)

@@ -50,6 +50,7 @@ class CaseResult:
     yardstick: float
     allowed: float
     worst: tuple[int, int, int]
+    relative_yardstick: float = 0.0
     note: str = ""
 
     @property
@@ -70,6 +71,7 @@ class CaseResult:
             "passed": None if self.outcome == OUT_OF_RANGE else self.passed,
             "max_abs_error": _finite(self.max_abs_error),
             "relative_error": _finite(self.relative_error),
+            "relative_yardstick": _finite(self.relative_yardstick),
             "yardstick": _finite(self.yardstick),
             "allowed": _finite(self.allowed),
             "needed": _finite(self.needed),
@@ -177,11 +179,30 @@ class Judge:
             return self._judge(session, artifact, case)
 
     def _judge(self, session: Session, artifact: str, case: Case) -> CaseResult:
+        """The worst of the case's inputs: its error against the worst yardstick of them all."""
+        each = [
+            self._judge_one(session, artifact, replace(case, feeds=feeds, others=()))
+            for feeds in (case.feeds, *case.others)
+        ]
+        truth_is_finite = all(finite for _, finite in each)
+        worst = max((result for result, _ in each), key=lambda result: result.max_abs_error)
+        pooled = replace(
+            worst,
+            yardstick=max(result.yardstick for result, _ in each),
+            allowed=max(result.allowed for result, _ in each),
+            relative_yardstick=max(result.relative_yardstick for result, _ in each),
+        )
+        return _judged(pooled, truth_is_finite=truth_is_finite)
+
+    def _judge_one(self, session: Session, artifact: str, case: Case) -> tuple[CaseResult, bool]:
+        """Errors of one input, not judged yet, and whether the truth is finite."""
         truth = self._run("fused", Precision.FP64, case.reference_feeds)
         rows = case.compared
-        yardstick = max(
-            _worst(answer - truth, rows) for answer in self._yardstick_runs(session.precision, case)
-        )
+        runs = [
+            (_worst(answer - truth, rows), _relative(answer[rows], truth[rows]))
+            for answer in self._yardstick_runs(session.precision, case)
+        ]
+        yardstick = max(error for error, _ in runs)
         answer = session.run(as_inputs(case.feeds, session.signature))["y"].astype(np.float64)
         largest = float(np.abs(truth[rows]).max(initial=0.0))
         error = np.where(rows[:, :, None], np.abs(answer - truth), 0.0)
@@ -197,8 +218,9 @@ class Judge:
             yardstick=yardstick,
             allowed=YARDSTICK_FACTOR * yardstick + session.precision.eps / 2 * largest,
             worst=(int(worst[0]), int(worst[1]), int(worst[2])),
+            relative_yardstick=max(relative for _, relative in runs),
         )
-        return _judged(result, truth_is_finite=bool(np.isfinite(truth[rows]).all()))
+        return result, bool(np.isfinite(truth[rows]).all())
 
     def _yardstick_runs(self, precision: Precision, case: Case) -> Iterator[Array]:
         """Fused, spelled out, and eight runs with inputs moved by up to one eps, as a runtime's

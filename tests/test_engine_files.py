@@ -57,6 +57,40 @@ def test_the_same_file_again_is_a_cache_hit_and_a_changed_one_is_not(cli, tmp_pa
     assert build(cli, path, tmp_path / "out", "--profile", "batch=1:2:4,seq=1:8:16")["cached"] is False
 
 
+def test_changed_external_weights_never_meet_an_old_engine(cli, tmp_path):
+    path = write_mha(tmp_path, Mha(opset=23, dtype="fp16", mask="none"))
+    model = onnx.load(path)
+    external = tmp_path / "external.onnx"
+    onnx.save(model, external, save_as_external_data=True, location="weights.bin", size_threshold=16)
+    profile = ("--profile", "batch=1:2:4,seq=1:8:32")
+    first = build(cli, external, tmp_path / "out", *profile)
+    data = bytearray((tmp_path / "weights.bin").read_bytes())
+    data[:2] = b"\x00\x3c"
+    (tmp_path / "weights.bin").write_bytes(data)
+    second = build(cli, external, tmp_path / "out", *profile)
+    assert second["cached"] is False
+    assert second["weights_sha256"] != first["weights_sha256"] != ""
+
+
+def test_a_mixed_file_is_not_one_of_the_precision_that_was_named(cli, tmp_path):
+    path = write_mha(tmp_path, Mha(opset=23, dtype="fp16", mask="none"))
+    model = onnx.load(path)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(4, np.float32), "unused"))
+    onnx.save(model, path)
+    result = cli("build-engine", path, "-o", tmp_path / "out", "--fp16", "--profile", "batch=1:4,seq=1:8")
+    assert result.exit_code == 2
+    assert "is written in fp16+fp32" in result.stderr
+
+
+def test_inspect_shows_the_engines_of_a_folder(cli, tmp_path):
+    path = write_mha(tmp_path, Mha(opset=23, dtype="fp16", mask="none"))
+    build(cli, path, tmp_path / "out", "--profile", "batch=1:2:4,seq=1:8:32", "--name", "mine")
+    text = cli("inspect", tmp_path / "out").stdout
+    assert "engine mine-" in text
+    assert "--name mine" in text
+    assert json.loads(cli("inspect", tmp_path / "out", "--json").stdout)
+
+
 def test_a_lowering_that_changes_the_answer_is_caught_before_the_build(tmp_path):
     path = written(FORM, tmp_path / "model.onnx")
     model = onnx.load(path)

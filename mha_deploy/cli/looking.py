@@ -15,23 +15,34 @@ from mha_deploy.staging import interrupts_held
 @click.argument("bundle", type=FOLDER)
 @json_option
 def inspect(bundle: Path, as_json: bool) -> None:
-    """Show what is in BUNDLE and where it came from."""
+    """Show what is in BUNDLE, or in a folder of engines, and where it came from."""
     with interrupts_held():
         from mha_deploy.bundle import Bundle
+        from mha_deploy.manifest import FILE_NAME
+        from mha_deploy.tensorrt.passport import SUFFIX, Passport, read_passport
 
-    loaded = Bundle.load(bundle)
-    if as_json:
-        print_json(loaded.manifest.to_json())
-        return
-    from mha_deploy.render import inspect_tables
+    engines = {path.name.removesuffix(SUFFIX): path for path in sorted(bundle.glob(f"*{SUFFIX}"))}
+    if engines and not (bundle / FILE_NAME).is_file():
+        plans = {name: bundle / f"{name}.plan" for name in engines}
+        passports = {name: read_passport(plan) for name, plan in plans.items()}
+        if as_json:
+            print_json({name: passport.to_json() for name, passport in passports.items()})
+            return
+    else:
+        loaded = Bundle.load(bundle)
+        if as_json:
+            print_json(loaded.manifest.to_json())
+            return
+        built = [artifact for artifact in loaded.artifacts if "passport" in artifact.details]
+        plans = {artifact.name: bundle / artifact.files[0].file for artifact in built}
+        passports = {each.name: Passport.from_json(each.details["passport"]) for each in built}
+        from mha_deploy.render import inspect_tables
+
+        inspect_tables(console(), loaded)
     from mha_deploy.render_engine import passport_tables
-    from mha_deploy.tensorrt.passport import Passport
 
-    inspect_tables(console(), loaded)
-    for artifact in loaded.artifacts:
-        if "passport" in artifact.details:
-            passport = Passport.from_json(artifact.details["passport"])
-            passport_tables(console(), f"engine {artifact.name}", passport, bundle / artifact.files[0].file)
+    for name, passport in passports.items():
+        passport_tables(console(), f"engine {name}", passport, plans[name])
 
 
 @click.command()

@@ -91,9 +91,7 @@ def optimize(bundle: Path, portable: bool, as_json: bool) -> None:
 @click.option(
     "--backend", type=click.Choice(["auto", "tensorrt", "tensorrt-rtx"]), default="auto", show_default=True
 )
-@click.option(
-    "--target-sm", default="", metavar="sm80,sm89,...", help="GPUs to build for (TensorRT for RTX)."
-)
+@click.option("--target-sm", metavar="sm80,sm89,...", help="GPUs to build for (TensorRT for RTX).")
 @click.option(
     "--attention", type=click.Choice(["auto", "fused", "decompose"]), default="auto", show_default=True
 )
@@ -139,6 +137,8 @@ def _build(given: dict[str, Any], status: Any, progress: Progress) -> Engine:
             raise InputError("name the engine's precision: --fp16, --bf16 or --fp32")
         variant = Variant(Precision(precision), given["io"])
         return of_bundle(Bundle.load(source), variant, options, given["profiles"], **watch)
+    if given["io"] != "fp32":
+        raise InputError("--io is for bundles; an ONNX file keeps the inputs and outputs that it has")
     if not out:
         raise InputError(f"{source} is no bundle; for an ONNX file give the engine's folder with -o")
     return of_file(source, out, options, given["profiles"], precision=precision or "", **watch)
@@ -151,7 +151,7 @@ def _options(given: dict[str, Any]) -> BuildOptions:
     level = given["optimization_level"]
     return BuildOptions(
         backend=given["backend"],
-        targets=parse_targets(given["target_sm"]) if given["target_sm"] else (),
+        targets=() if given["target_sm"] is None else parse_targets(given["target_sm"]),
         attention=given["attention"],
         tf32=given["tf32"],
         workspace_bytes=given["workspace"],

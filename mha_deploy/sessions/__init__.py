@@ -34,16 +34,13 @@ def open_session(folder: Path, artifact: Artifact, placement: Placement) -> Sess
         BundleError: a file of the artifact is not the one recorded.
         MissingError: this machine lacks the runtime, the provider or the GPU.
     """
-    if (
-        artifact.precision is Precision.BF16
-        and placement.device == "cpu"
-        and "twin_of" not in artifact.details
-    ):
-        raise MissingError(
-            f"artifact {artifact.name!r} is bf16, which no runtime here computes on a CPU; its fp32 twin "
-            f"{artifact.name + '-twin'!r} stands for it there, a GPU runs it itself"
-        )
     if artifact.runtime == "onnxruntime":
+        bf16 = artifact.precision is Precision.BF16 and "twin_of" not in artifact.details
+        if bf16 and placement.device == "cpu":
+            raise MissingError(
+                f"artifact {artifact.name!r} is bf16, which ONNX Runtime does not compute on a CPU; its fp32 "
+                f"twin {artifact.name + '-twin'!r} stands for it there"
+            )
         return _onnx_runtime(artifact.path(folder), artifact, placement)
     if artifact.runtime in ("tensorrt", "tensorrt-rtx"):
         from mha_deploy.sessions.tensorrt import TensorRtSession

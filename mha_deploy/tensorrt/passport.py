@@ -7,6 +7,7 @@ nothing deserializes one whose passport does not hold.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -16,6 +17,17 @@ from mha_deploy.errors import BundleError
 from mha_deploy.staging import staged_file
 
 SUFFIX = ".passport.json"
+_ENTRIES = {"attentions": {"name", "fused", "kernel", "reason"}, "lowering": {"node", "rule", "why"}}
+_TUPLES = ("targets", "inputs", "outputs", "profiles", "attentions", "lowering", "kept_fp32", "warnings")
+
+
+def _kind(field: str) -> type:
+    known = {"plan_bytes": int, "activation_bytes": int, "decomposed": bool, "options": dict}
+    return known.get(field, tuple if field in _TUPLES else str)
+
+
+def _have(entries: tuple[object, ...], keys: set[str]) -> bool:
+    return all(isinstance(entry, dict) and entry.keys() == keys for entry in entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +77,10 @@ class Passport:
             odd = sorted(set(data) ^ set(names))
             raise BundleError(f"the engine's passport is damaged: {', '.join(odd)} missing or unknown")
         values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in data.items()}
+        wrong = [name for name, value in values.items() if not isinstance(value, _kind(name))]
+        wrong += [n for n, keys in _ENTRIES.items() if n not in wrong and not _have(values[n], keys)]
+        if wrong:
+            raise BundleError(f"the engine's passport is damaged: {', '.join(wrong)} of another kind")
         return cls(**values)
 
     def write(self, plan: Path) -> Path:
@@ -114,4 +130,21 @@ def _short(value: object) -> str:
 
 
 def rebuild_command(subject: str, flags: Sequence[str]) -> str:
-    return " ".join(("mha-deploy build-engine", subject, *flags))
+    return f"mha-deploy build-engine {shlex.join((subject, *flags))}"
+
+
+def gpu_name() -> str:
+    """The GPU of this machine, "" where there is none."""
+    import torch
+
+    return str(torch.cuda.get_device_name()) if torch.cuda.is_available() else ""
+
+
+def gpu_target() -> str:
+    """The architecture of this machine's GPU as targets are written (sm89), "" where there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return ""
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm{major}{minor}"
