@@ -105,26 +105,33 @@ def without_figures(log):
     return sorted(re.sub(r"\d+", "#", line) for line in log)
 
 
-def test_plan_and_report_are_those_of_a_build_in_this_process():
-    here, there = build(FORM), isolated()
+@pytest.fixture(scope="module")
+def watched():
+    """One build there: its plan, what its watcher was told, and what was recorded."""
+    watcher = Events()
+    with recording() as log:
+        built = isolated(watcher=watcher)
+    return built, watcher.told, log
+
+
+def test_plan_and_report_are_those_of_a_build_in_this_process(watched):
+    here, there = build(FORM), watched[0]
     assert sha256(there) == sha256(here)
     assert there.backend is here.backend
     assert without_figures(there.log) == without_figures(here.log)
     assert replace(there, log=(), seconds=0.0) == replace(here, log=(), seconds=0.0)
 
 
-def test_progress_arrives_whole_and_in_order():
-    here, there = Events(), Events()
+def test_progress_arrives_whole_and_in_order(watched):
+    here, there = Events(), watched[1]
     path = written(FORM)
     build_plan(path, options(path, FORM.profile, targets=SM89), progress=here)
-    isolated(watcher=there)
-    assert there.told[0][:3] == ("start", "Building engine", "")
-    assert there.told == here.told
+    assert there[0][:3] == ("start", "Building engine", "")
+    assert there == here.told
 
 
-def test_the_log_reaches_whoever_records():
-    with recording() as log:
-        built = isolated()
+def test_the_log_reaches_whoever_records(watched):
+    built, _, log = watched
     assert tuple(map(str, log.lines)) == built.log
     assert any(line.startswith("[INFO] Total Activation Memory") for line in built.log)
 
@@ -233,12 +240,6 @@ def test_ctrl_c_in_the_child_alone_is_a_keyboard_interrupt():
 def test_a_signal_to_this_process_alone_ends_the_build():
     with pytest.raises(KeyboardInterrupt):
         isolated(watcher=Events(lambda: signal.raise_signal(signal.SIGINT)))
-
-
-def test_after_an_interrupt_the_same_build_still_works():
-    with pytest.raises(KeyboardInterrupt):
-        isolated(watcher=raising(KeyboardInterrupt()))
-    assert sha256(isolated()) == sha256(build(FORM))
 
 
 def test_the_child_ends_when_this_process_is_killed():
