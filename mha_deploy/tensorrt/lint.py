@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import onnx
 from onnx import TensorProto
@@ -72,6 +73,10 @@ class LintError(RefusedError):
         self.findings = findings
         listed = "\n".join(f"  - {finding}" for finding in findings)
         super().__init__(f"TensorRT cannot take this graph as it is:\n{listed}")
+
+    def __reduce__(self) -> tuple[type[LintError], tuple[tuple[Finding, ...]], dict[str, Any]]:
+        """Made anew from its findings: an exception's own way would give it its text for them."""
+        return type(self), (self.findings,), {**self.__dict__, "args": self.args}
 
 
 def lint(graph: Graph) -> tuple[Finding, ...]:
