@@ -173,7 +173,7 @@ class _Reference:
         from onnx.reference import ReferenceEvaluator
 
         try:
-            self._session = ReferenceEvaluator(str(path))
+            self._session = ReferenceEvaluator(str(path), new_ops=[_attention_with_whole_masks()])
         except Exception as error:  # whatever the implementation of an operator raises
             raise GraphError(f"onnx.reference: {one_line(error)}") from error
 
@@ -185,6 +185,28 @@ class _Reference:
         except Exception as error:  # as above
             raise GraphError(f"onnx.reference: {one_line(error)}") from error
         return {str(n): np.asarray(v) for n, v in zip(self._session.output_names, values, strict=True)}
+
+
+def _attention_with_whole_masks() -> Any:
+    """The reference's `Attention`, but for masks of one row for all queries.
+
+    onnx 1.23 takes such a mask's one row for the number of queries where is_causal is set.
+    """
+    from onnx.reference.ops.op_attention import Attention as Reference
+
+    class Attention(Reference):
+        op_domain = ""
+        _validate_attention25 = False  # what opset 25 alone refuses
+
+        def _run(  # type: ignore[override]  # all that it does not look at goes through
+            self, q: Array, k: Array, v: Array, attn_mask: Any = None, *others: Any, **attributes: Any
+        ) -> Any:
+            if attn_mask is not None:  # none is an input that the node leaves out
+                whole = (*attn_mask.shape[:-2], q.shape[-2], attn_mask.shape[-1])
+                attn_mask = np.broadcast_to(attn_mask, whole)
+            return super()._run(q, k, v, attn_mask, *others, **attributes)
+
+    return Attention
 
 
 _ORACLES: tuple[type[_Runner], ...] = (_OnnxRuntime, _Reference)
