@@ -165,6 +165,25 @@ def test_a_wrong_lowering_is_caught_through_the_reference_too(prove):
         prove(right, lower_to_portable(wrong).model)
 
 
+def test_one_causal_query_over_a_cache_is_judged_by_the_reference(prove):
+    cache = {"past": 4, "outputs": ("y", "present_key", "present_value")}
+    right = replace(FORM, queries=1, attributes={"is_causal": 1}, **cache).model()
+    proof = prove(right, lower_to_portable(right).model)
+    assert proof.proved, proof.note
+    assert "in onnx.reference" in proof.note
+    wrong = replace(FORM, queries=1, attributes={"is_causal": 1, "scale": 0.3}, **cache).model()
+    with pytest.raises(CheckError, match="in 'y'"):
+        prove(right, lower_to_portable(wrong).model)
+
+
+def test_masked_scores_may_be_the_lowest_number_or_infinite(prove):
+    scores = {"outputs": ("y", "", "", "scores"), "attributes": {"qk_matmul_output_mode": 2}}
+    right = replace(FORM, mask=(3, 1, 5, 6), **scores).model()
+    proof = prove(right, lower_to_portable(right).model)
+    assert proof.proved, proof.note
+    assert "but not" not in proof.note
+
+
 def test_bfloat16_is_proved(prove):
     right = replace(FORM, dtype=TensorProto.BFLOAT16, value_size=4).model()
     proof = prove(right, lower_to_portable(right).model)
