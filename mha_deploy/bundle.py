@@ -88,7 +88,10 @@ class Bundle:
         typed = [a.files[0] for a in self.artifacts if a.files[0].sha256 == passport.onnx_sha256]
         found = passport.onnx_sha256 if typed else "no ONNX file with this hash"
         ours |= {"weights_sha256": self.manifest.weights.sha256, "onnx_sha256": found}
-        ours |= {"precision": artifact.precision.value, "inputs": [str(t) for t in artifact.signature.inputs]}
+        ours |= {
+            "precision": artifact.precision.value,
+            "inputs": [str(replace(t, meaning="")) for t in artifact.signature.inputs],
+        }
         passport.agrees(ours, "the bundle")
         artifact.path(self.folder)
         passport.agrees({"version": load_backend(passport.backend).version}, "this machine")

@@ -19,8 +19,9 @@ from mha_deploy.lowering import Lowered, lower_for_tensorrt, lower_to_portable
 from mha_deploy.manifest import sha256_of
 from mha_deploy.staging import staged_file
 from mha_deploy.tensorrt.backend import Backend, load_backend
-from mha_deploy.tensorrt.build import BuiltPlan, build_plan
+from mha_deploy.tensorrt.build import BuiltPlan
 from mha_deploy.tensorrt.graph import read_graph, stored_tensors
+from mha_deploy.tensorrt.isolated import build_isolated
 from mha_deploy.tensorrt.log import recording
 from mha_deploy.tensorrt.messages import CompilerCrash
 from mha_deploy.tensorrt.options import BuildOptions
@@ -126,13 +127,13 @@ def _build(
     source = _rewritten(job, lower_for_tensorrt, work / "lowered.onnx", status)
     status("building")
     try:
-        return source, build_plan(source.path, options, progress=progress)
+        return source, build_isolated(source.path, options, progress=progress)
     except CompilerCrash as error:
         # The decomposed form of a valid graph may pass where the Attention operator does not.
         note = f"the portable form was built, since TensorRT's compiler failed on Attention: {error}"
         source = _rewritten(job, lower_to_portable, work / "portable.onnx", status)
         status("building the portable form")
-        built = build_plan(source.path, options, progress=progress)
+        built = build_isolated(source.path, options, progress=progress)
         return source, replace(built, warnings=(note, *built.warnings))
 
 

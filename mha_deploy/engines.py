@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mha_deploy.bundle import Bundle
 from mha_deploy.engine_job import Engine, Job, run_job
-from mha_deploy.errors import InputError
+from mha_deploy.errors import CheckError, InputError
 from mha_deploy.manifest import Artifact, FileRecord, update
 from mha_deploy.proof import prove_same
 from mha_deploy.tensorrt.backend import load_backend
@@ -100,7 +100,13 @@ def build_engine_from_file(
     options = replace(options, profiles=profiles_for_graph(graph.inputs, profiles))
 
     def prove(path: Path) -> str:
-        return prove_same(onnx_file, path, graph.inputs, _small_sizes(options.profiles)).note
+        proof = prove_same(onnx_file, path, graph.inputs, _small_sizes(options.profiles))
+        if not proof.proved:
+            raise CheckError(
+                f"what TensorRT refuses in {onnx_file.name} was rewritten, but the rewrite cannot be proved: "
+                f"{proof.note}; nothing was built"
+            )
+        return proof.note
 
     job = Job(
         source=onnx_file,

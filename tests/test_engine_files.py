@@ -61,7 +61,7 @@ def test_changed_external_weights_never_meet_an_old_engine(cli, tmp_path):
     path = write_mha(tmp_path, Mha(opset=23, dtype="fp16", mask="none"))
     model = onnx.load(path)
     external = tmp_path / "external.onnx"
-    onnx.save(model, external, save_as_external_data=True, location="weights.bin", size_threshold=16)
+    onnx.save(model, external, save_as_external_data=True, location="weights.bin", size_threshold=1024)
     profile = ("--profile", "batch=1:2:4,seq=1:8:32")
     first = build(cli, external, tmp_path / "out", *profile)
     data = bytearray((tmp_path / "weights.bin").read_bytes())
@@ -139,6 +139,20 @@ def test_an_onnx_file_without_a_folder_for_its_engine_is_refused(cli, tmp_path):
     result = cli("build-engine", path, "--fp16")
     assert result.exit_code == 2
     assert "give the engine's folder with -o" in result.stderr
+
+
+def test_a_graph_that_takes_tensorrt_down_is_built_in_the_portable_form_and_the_crash_is_told(cli, tmp_path):
+    """One tensor as query, key and value: the library dies of it, in a process of its own."""
+    node = onnx.helper.make_node("Attention", ["x", "x", "x"], ["y"], name="a")
+    ends = [
+        onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT16, [1, 4, 8, 64]) for n in ("x", "y")
+    ]
+    graph = onnx.helper.make_graph([node], "g", ends[:1], ends[1:])
+    opsets = [onnx.helper.make_opsetid("", 23)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=11), tmp_path / "model.onnx")
+    report = build(cli, tmp_path / "model.onnx", tmp_path / "out")
+    assert "the portable form was built, since TensorRT's compiler failed" in report["warnings"][0]
+    assert "decompose" in {step["rule"] for step in report["lowering"]}
 
 
 def test_a_head_size_that_crashes_the_compiler_is_built_in_the_portable_form(cli, tmp_path):

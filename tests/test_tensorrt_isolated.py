@@ -193,15 +193,6 @@ def test_a_child_that_is_killed_is_an_error_that_names_the_signal():
         isolated(watcher=signalled(signal.SIGKILL))
 
 
-def test_a_child_that_cannot_start_is_an_error_with_its_words_in_the_log(monkeypatch):
-    path = written(FORM)
-    chosen = options(path, FORM.profile, targets=SM89)
-    monkeypatch.setattr(sys, "path", [])
-    with recording() as log, pytest.raises(BuildError, match="ended with status 1 and without an answer"):
-        build_isolated(path, chosen)
-    assert "stderr: " in str(log)
-
-
 def test_an_error_that_is_none_of_ours_comes_back_as_text():
     path = written(FORM)
     wrong = options(path, FORM.profile, targets=89)  # no tuple of names

@@ -12,6 +12,8 @@
     verdict.py    fused or not, per attention, and why not
     options.py    what to build
     build.py      the build itself
+    isolated.py   the build in a child process, since TensorRT may crash
+    worker.py     that process
 
 Importing this package loads neither TensorRT nor onnx.
 """
