@@ -13,10 +13,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from conftest import small_spec
 
 from mha_deploy.bundle import Bundle
 from mha_deploy.cases import standard_cases
+from mha_deploy.cli import main
 from mha_deploy.engine_job import Job, run_job
 from mha_deploy.engines import build_engine
 from mha_deploy.errors import BundleError, CheckError, MissingError
@@ -52,11 +54,17 @@ def copy(bundle, engine, tmp_path):
     return Bundle.load(shutil.copytree(bundle.folder, tmp_path / "copy"))
 
 
-def test_the_demo_is_built_fused_and_the_second_call_is_a_cache_hit(demo_bundle, cli, tmp_path):
-    folder = shutil.copytree(demo_bundle.folder, tmp_path / "minilm-l6-v2")
-    first = cli("build-engine", folder, "--fp16", "--json")
-    assert first.exit_code == 0, first.stderr
-    report = json.loads(first.stdout)
+@pytest.fixture(scope="module")
+def demo(demo_bundle, tmp_path_factory):
+    """The demo's bundle, and what the first build of its fp16 engine printed."""
+    folder = shutil.copytree(demo_bundle.folder, tmp_path_factory.mktemp("demo-engine") / "minilm-l6-v2")
+    result = CliRunner().invoke(main, ["build-engine", str(folder), "--fp16", "--json"])
+    assert result.exit_code == 0, result.stderr
+    return folder, json.loads(result.stdout)
+
+
+def test_the_demo_is_built_fused_and_the_second_call_is_a_cache_hit(demo, cli):
+    folder, report = demo
     assert report["cached"] is False
     assert report["precision"] == "fp16"
     assert [set(each) for each in report["attentions"]] == [{"name", "fused", "kernel", "reason"}]
@@ -66,11 +74,9 @@ def test_the_demo_is_built_fused_and_the_second_call_is_a_cache_hit(demo_bundle,
     assert second["plan_sha256"] == report["plan_sha256"]
 
 
-def test_the_typed_fp16_graph_of_the_demo_passes_against_the_fp16_yardstick(demo_bundle, tmp_path):
+def test_the_typed_fp16_graph_of_the_demo_passes_against_the_fp16_yardstick(demo):
     """A choice of the cases: the largest sizes take PyTorch half a minute in fp16 on a CPU."""
-    bundle = Bundle.load(shutil.copytree(demo_bundle.folder, tmp_path / "minilm-l6-v2"))
-    typed_artifact(bundle, FP16)
-    bundle = Bundle.load(bundle.folder)
+    bundle = Bundle.load(demo[0])
     chosen = ("min", "ragged-padding", "large-values", "sharp-softmax", "real-inputs")
     cases = [c for c in standard_cases(bundle.spec, bundle.real_inputs()) if c.name in chosen]
     report = verify(bundle, ["fp16"], cases=cases)
@@ -336,4 +342,3 @@ def test_a_build_that_is_stopped_leaves_the_bundle_as_it_was(stop, code, small_b
     assert "Traceback" not in stderr
     assert [artifact.name for artifact in Bundle.load(folder).artifacts] == ["canonical"]
     assert not list(folder.glob("engines/*.plan"))
-    assert build_engine(Bundle.load(folder), FP16).passport.precision == "fp16"
