@@ -134,20 +134,16 @@ def inspect_tables(console: Console, bundle: Bundle) -> None:
     facts.add_row("made", f"{provenance['created']} by mha-deploy {provenance['mha_deploy']}")
     facts.add_row("with", _versions(provenance["machine"]))
     console.print(facts)
-    artifacts = new_table(
-        "artifacts", ("name", "runtime", "precision", "file", ">bytes", "sha256", "details")
-    )
+    artifacts = new_table("artifacts", ("name", "runtime", "precision", ">bytes", "file and details"))
     for artifact in bundle.artifacts:
-        for record in artifact.files:
-            artifacts.add_row(
-                artifact.name,
-                artifact.runtime,
-                artifact.precision.value,
-                record.file,
-                f"{record.bytes:,}",
-                record.sha256[:12],
-                _details(artifact.details),
-            )
+        record = artifact.files[0]
+        artifacts.add_row(
+            artifact.name,
+            artifact.runtime,
+            artifact.precision.value,
+            f"{record.bytes:,}",
+            f"{record.file} (sha256 {record.sha256[:12]}) {_details(artifact.details)}".rstrip(),
+        )
     console.print(artifacts)
 
 

@@ -44,7 +44,7 @@ def passport_tables(console: Console, title: str, passport: Passport, plan: Path
         facts.add_row("lowered", f"{step['rule']} at {step['node']}: {step['why']}")
     for warning in passport.warnings:
         facts.add_row("warning", warning)
-    facts.add_row("again", passport.command)
+    facts.add_row("again", passport.command.replace("BUNDLE", str(plan.parent.parent)))
     console.print(facts)
     verdicts = new_table("attention", ("name", "fused", "kernel", "why not"))
     for verdict in passport.attentions:
