@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from mha_deploy import ceiling, machine
-from mha_deploy.bundle import DEFAULT_PLACEMENT, Bundle
+from mha_deploy.bundle import Bundle
 from mha_deploy.cases import describe
 from mha_deploy.errors import FeedError
 from mha_deploy.latency import PERCENTILE_RULE, Percentiles, nearest_rank, samples_needed
 from mha_deploy.precision import numpy_dtype
-from mha_deploy.sessions import Placement, Session
+from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
 from mha_deploy.signature import Array, Feeds, Signature, Sizes
 from mha_deploy.spec import AttentionSpec
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mha_deploy.errors import BundleError
 from mha_deploy.manifest import Artifact, Manifest
 from mha_deploy.ragged import Request, unpack
-from mha_deploy.sessions import Placement, Session, open_session
+from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session, open_session
 from mha_deploy.signature import Signature
 from mha_deploy.spec import AttentionSpec
 from mha_deploy.staging import interrupts_held
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mha_deploy.attention import MultiHeadAttention
     from mha_deploy.tensorrt.passport import Passport
 
-DEFAULT_PLACEMENT = Placement()
+CANONICAL = "canonical"  # the artifact that every bundle has
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mha_deploy.bundle import Bundle
+from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.engine_job import Engine, Job, run_job
 from mha_deploy.errors import CheckError, InputError
 from mha_deploy.manifest import Artifact, FileRecord, update
@@ -19,11 +19,11 @@ from mha_deploy.tensorrt.passport import SUFFIX, rebuild_command
 from mha_deploy.tensorrt.profiles import Profile, profiles_for, profiles_for_graph
 from mha_deploy.tensorrt.progress import SILENT, Progress
 from mha_deploy.typed import TYPED, Variant
-from mha_deploy.variants import Status, check_numerically, typed_artifact
+from mha_deploy.variants import PORTABLE, Status, check_numerically, typed_artifact
 
 DEFAULT_OPTIONS = BuildOptions()
 # Names of ONNX forms that a bundle has, or gets when one is asked for.
-RESERVED = {"canonical", "portable"} | {
+RESERVED = {CANONICAL, PORTABLE} | {
     f"{p}{io}{twin}" for p in TYPED for io in ("", "-io") for twin in ("", "-twin")
 }
 

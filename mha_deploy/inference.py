@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from mha_deploy.batching import DEFAULT_TOKEN_BUDGET, InferReport, run_requests
-from mha_deploy.bundle import DEFAULT_PLACEMENT, Bundle
+from mha_deploy.bundle import Bundle
 from mha_deploy.errors import FeedError
 from mha_deploy.masks import keep_mask
 from mha_deploy.ragged import is_packed, pack, unpack
-from mha_deploy.sessions import Placement, Session
+from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
 from mha_deploy.signature import Array, Feeds
 from mha_deploy.spec import AttentionSpec
 

@@ -17,7 +17,7 @@ import safetensors.torch
 from mha_deploy import machine
 from mha_deploy.attention import MultiHeadAttention
 from mha_deploy.axes import prove_axes
-from mha_deploy.bundle import Bundle
+from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.errors import BundleError
 from mha_deploy.graph import INLINE_LIMIT, OPSET, write_graph
 from mha_deploy.manifest import FILE_NAME, Artifact, FileRecord, Manifest, sha256_of
@@ -30,7 +30,6 @@ from mha_deploy.tensor_files import read_tensors, write_tensors
 from mha_deploy.verification import CaseResult, Judge
 from mha_deploy.weights import LoadedWeights, read_weights
 
-CANONICAL = "canonical"
 WEIGHTS_FILE, GRAPH_FILE, INPUTS_FILE = "weights.safetensors", "model.onnx", "inputs.safetensors"
 
 
@@ -119,9 +118,7 @@ def _refuse_foreign(out: Path) -> None:
 
 def _portable(block: AttentionSpec) -> AttentionSpec:
     """The spec as the manifest keeps it: file names without the folders of the machine it ran on."""
-    source = (
-        replace(block.weights, file=Path(block.weights.file).name) if block.weights.file else block.weights
-    )
+    source = replace(block.weights, file=Path(block.weights.file).name)
     return replace(block, weights=source, inputs_file=Path(block.inputs_file).name)
 
 

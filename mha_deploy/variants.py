@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx
 
-from mha_deploy.bundle import Bundle
+from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.cases import standard_cases
 from mha_deploy.errors import CheckError
 from mha_deploy.graph import INLINE_LIMIT, check_graph
@@ -22,7 +22,7 @@ from mha_deploy.twin import write_twin
 from mha_deploy.typed import Variant, kept_in_fp32, write_typed
 from mha_deploy.verification import FAILED, OUT_OF_RANGE, Judge
 
-CANONICAL, PORTABLE = "canonical", "portable"
+PORTABLE = "portable"
 Status = Callable[[str], None]
 
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mha_deploy.bundle import DEFAULT_PLACEMENT, Bundle
+from mha_deploy.bundle import Bundle
 from mha_deploy.cases import Case, standard_cases
 from mha_deploy.errors import FrozenAxisError, GraphError, MissingError
 from mha_deploy.precision import Precision, numpy_dtype
-from mha_deploy.sessions import Placement, Session
+from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
 from mha_deploy.signature import Array, Feeds, Signature
 
 if TYPE_CHECKING:

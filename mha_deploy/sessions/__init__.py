@@ -20,9 +20,9 @@ from mha_deploy.errors import MissingError, SessionError
 from mha_deploy.manifest import Artifact
 from mha_deploy.precision import Precision
 from mha_deploy.sessions.base import Session
-from mha_deploy.sessions.placement import DEVICES, Placement
+from mha_deploy.sessions.placement import DEFAULT_PLACEMENT, DEVICES, Placement
 
-__all__ = ["DEVICES", "Placement", "Session", "open_session"]
+__all__ = ["DEFAULT_PLACEMENT", "DEVICES", "Placement", "Session", "open_session"]
 
 
 def open_session(folder: Path, artifact: Artifact, placement: Placement) -> Session:

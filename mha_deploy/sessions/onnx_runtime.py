@@ -16,13 +16,12 @@ from mha_deploy.errors import GraphError, MissingError
 from mha_deploy.machine import usable_cpus
 from mha_deploy.precision import Precision
 from mha_deploy.sessions.base import Session
-from mha_deploy.sessions.placement import Placement
+from mha_deploy.sessions.placement import DEFAULT_PLACEMENT, Placement
 from mha_deploy.signature import Array, Feeds, Signature
 from mha_deploy.staging import interrupts_held
 from mha_deploy.tensorrt.backend import has_cuda_driver
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-DEFAULT_PLACEMENT = Placement()
 # Full fp32 products, as verification holds fp32 to; ONNX Runtime's own default is TF32.
 CUDA_OPTIONS: Mapping[str, str] = {"use_tf32": "0"}
 

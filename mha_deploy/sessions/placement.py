@@ -36,3 +36,6 @@ class Placement:
             )
         if self.threads < 0:
             raise SessionError(f"threads = {self.threads}; expected 0 (every core allowed) or more")
+
+
+DEFAULT_PLACEMENT = Placement()
