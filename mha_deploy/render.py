@@ -15,52 +15,8 @@ from mha_deploy.benchmark import BenchReport
 from mha_deploy.bundle import Bundle
 from mha_deploy.doctor import Finding
 from mha_deploy.latency import PERCENTILE_RULE, Percentiles, samples_needed
-from mha_deploy.verification import RULE, VerifyReport
 
 _STYLES = {"passed": "green", "ok": "green", "failed": "bold red", "problem": "bold red"}
-
-
-def verify_tables(console: Console, report: VerifyReport) -> None:
-    for artifact, provider in report.providers.items():
-        cases = [case for case in report.cases if case.artifact == artifact]
-        table = new_table(
-            f"{report.subject}: {artifact} ({cases[0].precision.value}, {provider}) against PyTorch in fp64",
-            (
-                "case",
-                _axes(cases[0].sizes),
-                ">max |error|",
-                ">allowed",
-                ">yardstick",
-                ">needed",
-                ">relative",
-                "result",
-            ),
-        )
-        for case in cases:
-            table.add_row(
-                case.name,
-                _sizes(case.sizes),
-                _scientific(case.max_abs_error),
-                _scientific(case.allowed),
-                _scientific(case.yardstick),
-                f"{case.needed:.2f}x" if math.isfinite(case.needed) else "-",
-                _scientific(case.relative_error),
-                _state(case.outcome + (f": {case.note}" if case.note else ""), case.outcome),
-            )
-        console.print(table)
-    for artifact, reason in report.not_run.items():
-        console.print(Text(f"not run: {artifact}: {reason}", "yellow"))
-    console.print(
-        f"{RULE}; yardstick = the worst of ten PyTorch runs at\nthis precision; needed = error / "
-        "yardstick. Padded query rows are not compared.",
-        style="dim",
-        highlight=False,
-    )
-    passed = sum(case.passed for case in report.cases)
-    word = "PASSED" if report.passed else "FAILED"
-    console.print(
-        Text(f"{word}: {passed} of {len(report.cases)} cases", "green" if report.passed else "bold red")
-    )
 
 
 def bench_table(console: Console, report: BenchReport) -> None:
@@ -68,7 +24,7 @@ def bench_table(console: Console, report: BenchReport) -> None:
         f"{report.subject}: {report.artifact} ({report.precision}, {report.provider}, "
         f"{report.threads} threads)",
         (
-            _axes(report.cells[0].sizes),
+            axes(report.cells[0].sizes),
             ">p50 ms",
             ">p90 ms",
             ">p99 ms",
@@ -80,7 +36,7 @@ def bench_table(console: Console, report: BenchReport) -> None:
     )
     for cell in report.cells:
         table.add_row(
-            _sizes(cell.sizes),
+            sizes(cell.sizes),
             _ms(cell.latency.p50_ms),
             _ms(cell.latency.p90_ms),
             _ms(cell.latency.p99_ms),
@@ -150,7 +106,7 @@ def inspect_tables(console: Console, bundle: Bundle) -> None:
 def doctor_table(console: Console, findings: Sequence[Finding]) -> None:
     table = new_table("this machine", ("what", "state", "detail"))
     for finding in findings:
-        table.add_row(finding.what, _state(finding.state, finding.state), finding.detail)
+        table.add_row(finding.what, state(finding.state, finding.state), finding.detail)
     console.print(table)
 
 
@@ -164,19 +120,19 @@ def new_table(title: str, columns: Sequence[str]) -> Table:
     return table
 
 
-def _state(text: str, outcome: str) -> Text:
+def state(text: str, outcome: str) -> Text:
     return Text(text, _STYLES.get(outcome, "yellow"))
 
 
-def _axes(sizes: Mapping[str, int]) -> str:
+def axes(sizes: Mapping[str, int]) -> str:
     return " x ".join(sizes)
 
 
-def _sizes(sizes: Mapping[str, int]) -> str:
+def sizes(sizes: Mapping[str, int]) -> str:
     return " x ".join(str(size) for size in sizes.values())
 
 
-def _scientific(value: float) -> str:
+def scientific(value: float) -> str:
     return f"{value:.1e}" if math.isfinite(value) else "not finite"
 
 

@@ -152,7 +152,7 @@ def test_a_block_that_memory_does_not_hold_ends_with_3(cli, tmp_path):
 
 
 def test_a_maximum_that_memory_does_not_hold_is_said_to_be_unproved(cli, tmp_path, monkeypatch):
-    monkeypatch.setattr("mha_deploy.cases.SCORES_LIMIT", 2**20)
+    monkeypatch.setattr("mha_deploy.cases.sizes.SCORES_LIMIT", 2**20)
     dims = "[dims]\nbatch = { min = 1, opt = 1, max = 2 }\nseq = { min = 1, opt = 8, max = 200000 }\n"
     (tmp_path / "block.toml").write_text("[attention]\nd_model = 8\nnum_heads = 1\n" + dims)
     result = cli("export", tmp_path / "block.toml", "-o", tmp_path / "out")

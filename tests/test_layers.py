@@ -33,7 +33,7 @@ LAYERS = (
     ("engine_job",),
     ("engines",),
     ("render",),
-    ("render_engine",),
+    ("render_engine", "render_verify"),
     ("cli",),
     ("__main__",),
     ("",),

@@ -267,9 +267,9 @@ def test_cases_that_would_not_fit_in_memory_are_split_by_axis():
     from mha_deploy.signature import Dim
 
     spec = small_spec(dims=(Dim("batch", 1, 8, 512), Dim("seq", 1, 64, 8192)))
-    from mha_deploy.cases import _Maker
+    from mha_deploy.cases.sizes import Sizing
 
-    assert dict(_Maker(spec, 0).largest()) == {
+    assert dict(Sizing(spec).largest()) == {
         "max-length": {"batch": 1, "seq": 8192},
         "max-batch": {"batch": 512, "seq": 16},
     }

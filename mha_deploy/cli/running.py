@@ -1,9 +1,8 @@
-"""verify, infer, bench: commands that run what a bundle holds."""
+"""infer, bench: commands that run what a bundle holds."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +20,6 @@ from mha_deploy.cli.shared import (
 )
 from mha_deploy.errors import InputError
 from mha_deploy.staging import interrupts_held
-
-
-@click.command()
-@click.argument("bundle", type=FOLDER)
-@click.option("--artifact", "artifacts", multiple=True, help="Only this artifact (repeatable).")
-@placement_options
-@json_option
-def verify(bundle: Path, artifacts: tuple[str, ...], as_json: bool, **where: Any) -> None:
-    """Hold every artifact of BUNDLE against PyTorch. Exit code 1 where one fails."""
-    with interrupts_held():
-        from mha_deploy.bundle import Bundle
-        from mha_deploy.verification import verify as run
-
-    with status_line() as progress:
-        report = run(Bundle.load(bundle), artifacts, placement=placement(**where), progress=progress)
-    if as_json:
-        print_json(report.to_json())
-    else:
-        from mha_deploy.render import verify_tables
-
-        verify_tables(console(), report)
-    if not report.passed:
-        sys.exit(1)
 
 
 @click.command()
