@@ -26,7 +26,7 @@ def verify_tables(console: Console, report: VerifyReport) -> None:
     for hop in report.hops:
         title = f"{report.subject}: {hop.artifact} ({hop.precision.value}, {report.providers[hop.artifact]})"
         if hop.cases:
-            dims = " x ".join(max((list(case.sizes) for case in hop.cases), key=len))
+            dims = " x ".join(hop.nearest.sizes)
             _cases(console, f"{title} against PyTorch in fp64; size is {dims}", hop)
         if hop.properties:
             _properties(console, f"{title}: what must hold", hop)
@@ -168,8 +168,8 @@ def _hops(console: Console, report: VerifyReport) -> None:
 def _legend(console: Console, report: VerifyReport) -> None:
     lines = [
         f"{RULE}; yardstick (PyTorch) = the worst of ten PyTorch runs at",
-        "this precision; needed = error / yardstick. by feature: needed/allowed of the output feature whose root",
-        f"mean square error is nearest to its limit, {FEATURE_RULE}.",
+        "this precision; needed = error / yardstick. by feature: needed/allowed of the output feature whose",
+        f"root mean square error is nearest to its limit, {FEATURE_RULE}.",
         "rel err: Frobenius norm. 1-cos: the row furthest off. dB: signal to noise.",
         "worst at: batch, position, feature. Padded query rows are not compared.",
     ]

@@ -28,7 +28,7 @@ from mha_deploy.verification.report import (
     PropertyResult,
     VerifyReport,
 )
-from mha_deploy.verification.run import verify
+from mha_deploy.verification.run import suite_of, verify
 from mha_deploy.verification.suite import Suite
 from mha_deploy.verification.yardstick import References
 
@@ -49,5 +49,6 @@ __all__ = [
     "Suite",
     "VerifyReport",
     "as_inputs",
+    "suite_of",
     "verify",
 ]

@@ -19,6 +19,7 @@ from mha_deploy.verification.judge import Judge
 from mha_deploy.verification.properties import Property
 from mha_deploy.verification.report import FAILED, CaseResult, PropertyResult, VerifyReport
 from mha_deploy.verification.suite import Suite
+from mha_deploy.verification.yardstick import References
 
 Result = CaseResult | PropertyResult
 NO_INPUTS: Feeds = MappingProxyType({})
@@ -54,8 +55,7 @@ def verify(
     """
     chosen = [bundle.artifact(name) for name in artifacts] or list(bundle.artifacts)
     judge = Judge(bundle.reference())
-    real = given_cases(bundle, inputs)
-    suite = Suite(bundle.spec, judge.references, real=real, seed=seed, names=names)
+    suite = suite_of(bundle, judge.references, inputs=inputs, seed=seed, names=names)
     found: list[Result] = []
     providers, not_run, stopped_at = dict[str, str](), dict[str, str](), ""
     for artifact in chosen:
@@ -90,6 +90,22 @@ def verify(
         seed,
         stopped_at,
     )
+
+
+def suite_of(
+    bundle: Bundle,
+    references: References,
+    *,
+    inputs: Feeds = NO_INPUTS,
+    seed: int = 0,
+    names: Sequence[str] = (),
+) -> Suite:
+    """What `verify` holds the bundle's artifacts to, given the same arguments.
+
+    Raises:
+        FeedError, InputError: as in `verify`.
+    """
+    return Suite(bundle.spec, references, real=given_cases(bundle, inputs), seed=seed, names=names)
 
 
 def given_cases(bundle: Bundle, inputs: Feeds) -> list[Case]:
