@@ -187,7 +187,7 @@ def test_fail_fast_stops_at_the_first_failure_and_says_so(small_bundle, monkeypa
     assert not report.passed
     result = cli("verify", small_bundle.folder, "--fail-fast")
     assert result.exit_code == 1
-    assert "stopped at the first failure, ragged-padding of canonical" in result.stdout
+    assert "stopped at the first failure: ragged-padding of canonical" in result.stdout
 
 
 def test_an_artifact_that_does_not_load_has_failed(small_bundle, tmp_path, cli):
