@@ -6,7 +6,8 @@
     │   ├── WeightsError                       a checkpoint that does not hold the block
     │   ├── BundleError                        a bundle folder or its manifest
     │   ├── GraphError                         an ONNX file that cannot be read or run
-    │   └── FeedError                          tensors that do not meet a signature
+    │   ├── FeedError                          tensors that do not meet a signature
+    │   └── BenchError                         what cannot be measured, or held against a measurement
     ├── SessionError                    2      a session used against its contract
     ├── CheckError                      1      something ran, was checked, and is wrong
     │   └── FrozenAxisError                    a dynamic axis that is not dynamic
@@ -46,6 +47,10 @@ class GraphError(InputError):
 
 class FeedError(InputError):
     """Named tensors do not meet the signature they were given for."""
+
+
+class BenchError(InputError):
+    """Something cannot be measured as asked, or held against the measurement that was given."""
 
 
 class SessionError(MhaDeployError):
