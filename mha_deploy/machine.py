@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 # What matters to attention: widths of the vector units, then int8 and bf16 products.
 CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+GPU_FIELDS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_throttle_reasons.active")
 RECORDED = (
     "torch",
     "onnx",
@@ -141,6 +143,27 @@ def last_level_cache_bytes() -> int:
     sizes = [_text(f"/sys/devices/system/cpu/cpu0/cache/index{level}/size").strip() for level in range(5)]
     kilobytes = [int(size.removesuffix("K")) for size in sizes if size.removesuffix("K").isdigit()]
     return max(kilobytes, default=32 * 2**10) * 2**10
+
+
+def gpu_clocks() -> dict[str, str]:
+    """Clocks, heat, power and throttling of each NVIDIA GPU now, as nvidia-smi says; {} without it."""
+    fields = ",".join(GPU_FIELDS)
+    try:
+        found = subprocess.run(
+            ["nvidia-smi", f"--query-gpu=index,{fields}", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    rows = [line.split(", ") for line in found.stdout.splitlines()]
+    return {
+        f"gpu {index} {field}": value
+        for index, *values in rows
+        for field, value in zip(GPU_FIELDS, values, strict=False)
+    }
 
 
 def _cpufreq() -> list[str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 
 from rich.console import Console
 from rich.text import Text
 
 from mha_deploy.benchmark import BenchReport, ContestReport, GateReport, baseline, bounds, comparison
 from mha_deploy.benchmark.operators import Profile
-from mha_deploy.latency import CONFIDENCE, PERCENTILE_RULE, Interval, samples_needed
+from mha_deploy.latency import CONFIDENCE, PERCENTILE_RULE, Interval, nearest_rank, samples_needed
 from mha_deploy.render import milliseconds, new_table, size_text, versions_text
 
 
@@ -45,6 +46,7 @@ def bench_table(console: Console, report: BenchReport) -> None:
             f"{cell.bound.by} {cell.bound.share:.0%}",
         )
     console.print(table)
+    _stages(console, report)
     roofs, plan = report.ceilings, report.schedule
     _small(
         console,
@@ -57,6 +59,21 @@ def bench_table(console: Console, report: BenchReport) -> None:
         bounds.RULE,
     )
     _machine(console, report.machine, report.notices())
+
+
+def _stages(console: Console, report: BenchReport) -> None:
+    """The device's own times, for a session on one."""
+    if not report.cells[0].stages:
+        return
+    table = new_table(
+        f"on the device, its cache emptied before each run (p50 of {len(report.cells[0].stages)} runs)",
+        (" x ".join(report.cells[0].sizes), ">copy in ms", ">compute ms", ">copy out ms"),
+    )
+    for cell in report.cells:
+        columns = zip(*map(astuple, cell.stages), strict=True)
+        medians = (milliseconds(nearest_rank(column, 0.5)) for column in columns)
+        table.add_row(size_text(cell.sizes), *medians)
+    console.print(table)
 
 
 def contest_table(console: Console, report: ContestReport) -> None:
@@ -89,7 +106,7 @@ def contest_table(console: Console, report: ContestReport) -> None:
         f"{report.schedule.rounds} rounds of A B B A or B A A B, drawn by chance; sessions {kept}; "
         f"A on {report.providers[0]}, B on {report.providers[1]}.",
     )
-    _machine(console, report.machine, report.conditions.notices())
+    _machine(console, report.machine, report.notices())
 
 
 def gate_table(console: Console, report: GateReport) -> None:

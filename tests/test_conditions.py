@@ -42,7 +42,7 @@ def test_what_disturbs_is_told(changes, notice):
 
 def test_what_is_not_readable_is_null_in_json():
     data = json.loads(json.dumps(UNREADABLE.to_json()))
-    assert (data["steal_share"], data["frequency_mhz"], data["notices"]) == (None, [None, None], [])
+    assert (data["steal_share"], data["frequency_mhz"]) == (None, [None, None])
 
 
 def test_shares_are_of_the_time_between_start_and_end_without_our_own(monkeypatch):

@@ -47,7 +47,7 @@ HEAVY = {
         "typed",
         "twin",
         "axes",
-        "benchmark.ceilings",
+        "benchmark.ceilings_cpu",
         "lowering",
         "tensorrt",
         "variants",

@@ -140,3 +140,17 @@ def test_frequency_governor_throttling_and_cache_are_read(monkeypatch):
     assert (machine.frequency_mhz(), machine.governor()) == (2500, "schedutil")
     assert (machine.thermal_throttles(), machine.quota_throttles()) == (5, 4)
     assert machine.last_level_cache_bytes() == 64 * 2**20
+
+
+def test_the_clocks_of_gpus_are_those_that_nvidia_smi_tells(monkeypatch, tmp_path):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '0, 1980 MHz, 2619 MHz, 31, 75.10 W, 0x0000000000000001'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    found = machine.gpu_clocks()
+    assert (found["gpu 0 clocks.sm"], found["gpu 0 power.draw"]) == ("1980 MHz", "75.10 W")
+    assert len(found) == len(machine.GPU_FIELDS)
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    assert machine.gpu_clocks() == {}
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    assert machine.gpu_clocks() == {}

@@ -4,7 +4,7 @@
     turns.py       sessions as turns, the sizes and inputs that they run on
     comparison.py  which of two is faster, by the interval of their ratio
     conditions.py  neighbours, stolen time, throttling, drift
-    ceilings.py    what the machine can do right now: MatMul, bandwidth, overhead
+    ceilings.py    what the machine can do: MatMul, bandwidth, overhead; ceilings_cpu.py, ceilings_gpu.py
     bounds.py      what holds a run back
     report.py      bench
     candidates.py  bench --compare

@@ -13,7 +13,7 @@ from typing import Any
 from mha_deploy import machine
 from mha_deploy.benchmark.comparison import RULE, Comparison, compare
 from mha_deploy.benchmark.conditions import Conditions, watch
-from mha_deploy.benchmark.report import FORMAT, check_dims
+from mha_deploy.benchmark.report import FORMAT, check_dims, fallback_notices
 from mha_deploy.benchmark.rounds import COMPARED_ROUNDS, SECONDS, Schedule, measure
 from mha_deploy.benchmark.turns import (
     Grid,
@@ -47,6 +47,7 @@ class Candidate:
 class ContestReport:
     """One comparison a size; `reopened` tells whether every round had sessions of its own."""
 
+    devices: tuple[str, str]
     providers: tuple[str, str]
     comparisons: tuple[tuple[Mapping[str, int], Comparison], ...]
     reopened: bool
@@ -54,15 +55,26 @@ class ContestReport:
     schedule: Schedule
     machine: Mapping[str, object]
 
+    def notices(self) -> list[str]:
+        """What a reader of the figures should know."""
+        fallbacks = [
+            notice
+            for pair in zip(self.devices, self.providers, strict=True)
+            for notice in fallback_notices(*pair)
+        ]
+        return fallbacks + self.conditions.notices()
+
     def to_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
             "ratio": "time of b over time of a",
             "rule": RULE,
             "protocol": {**self.schedule.to_json(), "reopened_each_round": self.reopened},
+            "devices_asked_for": list(self.devices),
             "providers": list(self.providers),
             "machine": dict(self.machine),
             "conditions": self.conditions.to_json(),
+            "notices": self.notices(),
             "comparisons": [
                 {"sizes": dict(sizes), **comparison.to_json()} for sizes, comparison in self.comparisons
             ],
@@ -154,6 +166,7 @@ def contest(
             taken = measure(turns, schedule, progress=progress)
         found.append((sizes, compare(*taken.values())))
     return ContestReport(
+        (a.placement.device, b.placement.device),
         providers,
         tuple(found),
         reopened,

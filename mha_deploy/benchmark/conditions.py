@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,8 @@ class Conditions:
     """Shares are of the time of all usable cores; NaN, or "" for the governor, where not readable.
 
     `drift` is the change of a yardstick's time from the first round to the last (Theil and Sen's
-    slope), where it is a trend (Mann and Kendall's test at 99 %), else 0.
+    slope), where it is a trend (Mann and Kendall's test at 99 %), else 0. `gpus` are the clocks, heat and
+    power of NVIDIA GPUs before and after, in nvidia-smi's words.
     """
 
     seconds: float
@@ -34,6 +35,7 @@ class Conditions:
     thermal_throttles: int
     quota_throttles: int
     drift: float
+    gpus: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
 
     def notices(self) -> list[str]:
         """What a reader of the figures should know, a sentence each."""
@@ -68,7 +70,7 @@ class Conditions:
             "thermal_throttles": self.thermal_throttles,
             "quota_throttles": self.quota_throttles,
             "drift": self.drift,
-            "notices": self.notices(),
+            "gpus": [dict(each) for each in self.gpus],
         }
 
 
@@ -76,6 +78,7 @@ def watch() -> Callable[[Sequence[float]], Conditions]:
     """Start to watch; what comes back, called with a yardstick's time in each round, ends it."""
     started, own = time.perf_counter(), time.process_time()
     cpu, mhz = machine.cpu_times(), machine.frequency_mhz()
+    gpus = machine.gpu_clocks()
     heat, quota = machine.thermal_throttles(), machine.quota_throttles()
 
     def end(yardstick_ms: Sequence[float]) -> Conditions:
@@ -91,6 +94,7 @@ def watch() -> Callable[[Sequence[float]], Conditions]:
             thermal_throttles=machine.thermal_throttles() - heat,
             quota_throttles=machine.quota_throttles() - quota,
             drift=drift_of(yardstick_ms),
+            gpus=(gpus, machine.gpu_clocks()),
         )
 
     return end

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from mha_deploy import machine
-from mha_deploy.benchmark import ceilings as ceiling
 from mha_deploy.benchmark.bounds import RULE, Bound, bound_of, traffic_bytes
-from mha_deploy.benchmark.ceilings import Ceilings
+from mha_deploy.benchmark.ceilings import COMPUTE, Ceilings, Yardsticks
+from mha_deploy.benchmark.ceilings_cpu import cpu_yardsticks
+from mha_deploy.benchmark.ceilings_gpu import gpu_yardsticks
 from mha_deploy.benchmark.conditions import Conditions, watch
 from mha_deploy.benchmark.rounds import ROUNDS, SECONDS, Samples, Schedule, measure
 from mha_deploy.benchmark.turns import Grid, cells_of, default_grid, random_feeds, session_turn
@@ -23,18 +25,25 @@ from mha_deploy.latency import (
     Percentiles,
     figure,
     median_interval,
+    nearest_rank,
     samples_needed,
 )
 from mha_deploy.manifest import Artifact
-from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement
-from mha_deploy.signature import Sizes
+from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
+from mha_deploy.sessions.stages import StagedSession, Stages
+from mha_deploy.signature import Feeds, Sizes
 
 FORMAT = 1
+STAGED_RUNS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One size of the grid. Throughput counts tokens as given, padding none; FLOPs see `spec.flops`."""
+    """One size of the grid. Throughput counts tokens as given, padding none; FLOPs see `spec.flops`.
+
+    `took_ms` is what the ceilings are held against: the median latency, or on a device, where `stages`
+    are known, the median of its computing alone.
+    """
 
     sizes: Mapping[str, int]
     tokens: int
@@ -43,6 +52,8 @@ class Cell:
     samples: Samples
     bound: Bound
     ceiling_gflops: float
+    stages: tuple[Stages, ...]
+    took_ms: float
 
     @property
     def latency(self) -> Percentiles:
@@ -59,11 +70,11 @@ class Cell:
 
     @property
     def gflops(self) -> float:
-        return self.flops / self.samples.median_ms / 1e6
+        return self.flops / self.took_ms / 1e6
 
     @property
     def gb_s(self) -> float:
-        return self.traffic_bytes / self.samples.median_ms / 1e6
+        return self.traffic_bytes / self.took_ms / 1e6
 
     @property
     def ceiling_share(self) -> float:
@@ -89,6 +100,7 @@ class Cell:
             "ceiling_share": self.ceiling_share,
             "bound": self.bound.to_json(),
             "first_run_ms": self.first_run_ms,
+            "device_stages": [asdict(stages) for stages in self.stages],
             **self.samples.to_json(),
         }
 
@@ -101,6 +113,7 @@ class BenchReport:
     artifact: str
     precision: str
     provider: str
+    device: str
     threads: int
     cells: tuple[Cell, ...]
     ceilings: Ceilings
@@ -121,7 +134,7 @@ class BenchReport:
             for cell in self.cells
             if cell.bound.share > 1
         ]
-        return self.conditions.notices() + late + above
+        return fallback_notices(self.device, self.provider) + self.conditions.notices() + late + above
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -130,6 +143,7 @@ class BenchReport:
             "artifact": self.artifact,
             "precision": self.precision,
             "provider": self.provider,
+            "device_asked_for": self.device,
             "threads": self.threads,
             "ceiling": self.ceilings.to_json(),
             "protocol": {
@@ -165,32 +179,50 @@ def bench(
         FeedError: the grid names an unknown dim or a size out of range.
         BenchError: `seconds` or `rounds` is too small, or the artifact has other dims than the block.
     """
-    chosen, schedule = bundle.artifact(artifact), Schedule(seconds=seconds, rounds=rounds)
+    spec, chosen, schedule = bundle.spec, bundle.artifact(artifact), Schedule(seconds=seconds, rounds=rounds)
     check_dims(bundle, chosen)
-    cells = cells_of(bundle.spec, grid or {}, default_grid(bundle.spec))
+    cells = cells_of(spec, grid or {}, default_grid(spec))
     with (
         bundle.open_session(chosen.name, placement) as session,
-        ceiling.ceiling_sessions(placement) as peaks,
+        _yardsticks(session, placement) as yardsticks,
     ):
-        turns = [
-            session_turn(describe(sizes), session, [random_feeds(session.signature, sizes)])
-            for sizes in cells
-        ]
+        feeds = {describe(sizes): random_feeds(session.signature, sizes) for sizes in cells}
+        turns = [session_turn(name, session, [each]) for name, each in feeds.items()]
         end = watch()
-        taken = measure([*turns, *peaks.turns()], schedule, progress=progress)
-        ceilings = peaks.read(taken)
+        taken = measure([*turns, *yardsticks.turns], schedule, progress=progress)
+        ceilings = yardsticks.read(taken)
+        conditions = end(taken[COMPUTE].medians_ms)
+        stages = {name: stages_of(session, each) for name, each in feeds.items()}
         return BenchReport(
-            subject=bundle.spec.name,
+            subject=spec.name,
             artifact=chosen.name,
             precision=chosen.precision.value,
             provider=session.provider,
+            device=placement.device,
             threads=placement.threads or machine.usable_cpus(),
-            cells=tuple(_cell(bundle, chosen, sizes, taken[describe(sizes)], ceilings) for sizes in cells),
+            cells=tuple(
+                cell_of(
+                    ceilings,
+                    sizes,
+                    tokens=sizes[spec.dims[0].name] * sizes[spec.query_axis],
+                    flops=spec.flops(sizes),
+                    traffic=traffic_bytes(bundle, chosen, sizes),
+                    samples=taken[describe(sizes)],
+                    stages=stages[describe(sizes)],
+                )
+                for sizes in cells
+            ),
             ceilings=ceilings,
-            conditions=end(taken[ceiling.COMPUTE].medians_ms),
+            conditions=conditions,
             schedule=schedule,
             machine=machine.describe(),
         )
+
+
+def fallback_notices(device: str, provider: str) -> list[str]:
+    """Where another device was asked for than the one that ran."""
+    fell_back = device == "cuda" and provider.startswith("CPU")
+    return [f"asked for {device}, which is not to be had here: ran on {provider}"] if fell_back else []
 
 
 def check_dims(bundle: Bundle, artifact: Artifact) -> None:
@@ -203,15 +235,46 @@ def check_dims(bundle: Bundle, artifact: Artifact) -> None:
         )
 
 
-def _cell(bundle: Bundle, artifact: Artifact, sizes: Sizes, samples: Samples, ceilings: Ceilings) -> Cell:
-    spec = bundle.spec
-    flops, traffic = spec.flops(sizes), traffic_bytes(bundle, artifact, sizes)
+@contextlib.contextmanager
+def _yardsticks(session: Session, placement: Placement) -> Iterator[Yardsticks]:
+    """Those of what `session` runs on."""
+    if isinstance(session, StagedSession):
+        yield gpu_yardsticks(session.precision)
+        return
+    with cpu_yardsticks(placement) as found:
+        yield found
+
+
+def stages_of(session: Session, feeds: Feeds) -> tuple[Stages, ...]:
+    """Runs on a device with an emptied cache, copies apart from computing; none for a session on the host."""
+    if not isinstance(session, StagedSession):
+        return ()
+    return tuple(session.run_in_stages(feeds, cold=True) for _ in range(STAGED_RUNS))
+
+
+def cell_of(
+    ceilings: Ceilings,
+    sizes: Sizes,
+    *,
+    tokens: int,
+    flops: int,
+    traffic: int,
+    samples: Samples,
+    stages: tuple[Stages, ...],
+) -> Cell:
+    """A size held against the ceilings: its latency, or on a device the time of its computing alone.
+
+    The ceilings are the device's then, and copies go over another road.
+    """
+    took_ms = nearest_rank([each.compute_ms for each in stages], 0.5) if stages else samples.median_ms
     return Cell(
         sizes=sizes,
-        tokens=sizes[spec.dims[0].name] * sizes[spec.query_axis],
+        tokens=tokens,
         flops=flops,
         traffic_bytes=traffic,
         samples=samples,
-        bound=bound_of(flops, traffic, ceilings, samples.median_ms),
+        bound=bound_of(flops, traffic, ceilings, took_ms),
         ceiling_gflops=ceilings.gflops,
+        stages=stages,
+        took_ms=took_ms,
     )
