@@ -118,6 +118,18 @@ def test_candidates_are_artifacts_bundles_or_either_under_a_placement(small_bund
         assert found.name == text
 
 
+def test_a_folder_further_up_may_have_an_at_sign(small_bundle, tmp_path):
+    folder = shutil.copytree(small_bundle.folder, tmp_path / "me@home" / "bundle")
+    found = candidate(f"{folder}@threads=1", None, Placement())
+    assert (found.bundle.folder, found.placement.threads) == (folder, 1)
+
+
+def test_too_few_rounds_are_refused_before_anything_is_measured(small_bundle):
+    one = candidate("canonical", small_bundle, Placement())
+    with pytest.raises(BenchError, match="7 rounds; a 99% interval takes 8 or more: ask for more rounds"):
+        contest(one, one, seconds=1e6, rounds=7)
+
+
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [

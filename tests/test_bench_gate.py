@@ -35,8 +35,7 @@ def baseline(bench_report, tmp_path):
 def judged(bench_report, before, ratio, ceiling_ratio=1.0, limit=1.05):
     """The outcome where the first size takes `ratio` of its time before, and the ceiling likewise."""
     random = np.random.default_rng(0)
-    then = list(before.medians_ms(bench_report.cells[0].sizes))
-    noise = random.lognormal(0, 0.01, (2, len(then)))
+    noise = random.lognormal(0, 0.01, (2, 8))
     cell = replace(bench_report.cells[0], samples=samples("now", *(ratio * noise[0])))
     ceilings = {COMPUTE: samples(COMPUTE, *(ceiling_ratio * noise[1]))}
     now = replace(bench_report, ceilings=replace(bench_report.ceilings, samples=ceilings))
@@ -121,3 +120,28 @@ def test_a_file_that_is_no_report_is_refused_with_the_way_to_one(tmp_path, text)
         Baseline.read(path)
     with pytest.raises(BenchError, match=r"cannot read baseline .*: No such file"):
         Baseline.read(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d["cells"][0]["rounds_ms"].pop(),
+        lambda d: d["cells"][0].update(rounds_ms=[[0.0]] * 8),
+        lambda d: d["cells"][0].update(rounds_ms=[[]] * 8),
+        lambda d: d["cells"][0].update(rounds_ms=[["slow"]] * 8),
+        lambda d: d["ceiling"].pop("samples"),
+        lambda d: d.update(cells=["none"]),
+    ],
+)
+def test_a_report_whose_samples_cannot_be_used_is_refused(baseline, change):
+    with pytest.raises(BenchError, match="is no report of this version"):
+        Baseline.read(baseline(change))
+
+
+def test_a_baseline_of_few_rounds_decides_nothing(bench_report, baseline):
+    def cut(data):
+        steady(data)
+        for each in (*data["cells"], data["ceiling"]["samples"][COMPUTE]):
+            each["rounds_ms"] = each["rounds_ms"][:2]
+
+    assert judged(bench_report, Baseline.read(baseline(cut)), 10.0).outcome == "inconclusive"

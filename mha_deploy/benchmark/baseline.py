@@ -93,12 +93,10 @@ class Baseline:
             if data["format"] != FORMAT or not data["cells"]:
                 raise ValueError(f"format {data['format']!r}, expected {FORMAT}")
             baseline = cls(path, data)
-            for cell in data["cells"]:
-                baseline.medians_ms(cell["sizes"])
-            baseline.ceiling_ms()
+            baseline.check_samples()
         except OSError as error:
             raise BenchError(f"cannot read baseline {path}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, IndexError, StopIteration, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
             raise BenchError(
                 f"baseline {path} is no report of this version ({error!r}); write one with: mha-deploy bench "
                 f"BUNDLE -o {path}"
@@ -136,6 +134,14 @@ class Baseline:
                 f"baseline {self.path} is of {what} is {theirs!r}, here it is {ours!r}; take one here with: "
                 "mha-deploy bench BUNDLE -o FILE"
             )
+
+    def check_samples(self) -> None:
+        """Raise, of whatever kind, unless every size has a time above 0 in each of the ceiling's rounds."""
+        ceiling_ms = self.ceiling_ms()
+        for sizes in self.sizes():
+            for took_ms, ceiling in zip(self.medians_ms(sizes), ceiling_ms, strict=True):
+                if not (took_ms > 0 and ceiling > 0):
+                    raise ValueError(f"{took_ms} ms and {ceiling} ms; expected times above 0")
 
     def sizes(self) -> list[dict[str, int]]:
         return [dict(cell["sizes"]) for cell in self.data["cells"]]

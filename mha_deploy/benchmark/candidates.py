@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mha_deploy import machine
-from mha_deploy.benchmark.comparison import RULE, Comparison, compare
+from mha_deploy.benchmark.comparison import RULE, Comparison, check_rounds, compare
 from mha_deploy.benchmark.conditions import Conditions, watch
 from mha_deploy.benchmark.report import FORMAT, check_dims, fallback_notices
 from mha_deploy.benchmark.rounds import COMPARED_ROUNDS, SECONDS, Schedule, measure
@@ -88,10 +88,11 @@ def candidate(text: str, home: Bundle | None, placement: Placement) -> Candidate
         BundleError: no such bundle or artifact.
         BenchError: the text cannot be read.
     """
-    name, *options = text.split("@")
+    parent, slash, last = text.rpartition("/")  # a folder further up may have an @ of its own
+    name, *options = last.split("@")
     for option in options:
         placement = _placed(option, placement, text)
-    bundle, artifact = _found(name, home, text)
+    bundle, artifact = _found(parent + slash + name, home, text)
     return Candidate(text, bundle, bundle.artifact(artifact).name, placement)
 
 
@@ -141,6 +142,7 @@ def contest(
         BenchError: too few rounds, or the candidates' dims differ.
     """
     schedule = Schedule(seconds=seconds, rounds=rounds)
+    check_rounds(rounds)
     cells = cells_of(a.bundle.spec, grid or {}, optimum(a.bundle.spec))
     for each in (a, b):
         check_dims(each.bundle, each.bundle.artifact(each.artifact))

@@ -76,13 +76,18 @@ def compare(a: Samples, b: Samples) -> Comparison:
             f"{a.name} has {len(a.rounds_ms)} rounds and {b.name} {len(b.rounds_ms)}; expected two turns of "
             "the same rounds"
         )
+    check_rounds(len(a.rounds_ms))
     logs = [math.log(two / one) for one, two in zip(a.medians_ms, b.medians_ms, strict=True)]
-    if len(logs) < ROUNDS:
-        raise BenchError(
-            f"{len(logs)} rounds; a {CONFIDENCE:.0%} interval takes {ROUNDS} or more: ask for more rounds"
-        )
     averages = [(one + two) / 2 for i, one in enumerate(logs) for two in logs[i:]]
     return Comparison(a, b, _estimate(averages, _signed_rank_counts(len(logs))))
+
+
+def check_rounds(rounds: int) -> None:
+    """Raise BenchError where so few rounds could give no interval."""
+    if rounds < ROUNDS:
+        raise BenchError(
+            f"{rounds} rounds; a {CONFIDENCE:.0%} interval takes {ROUNDS} or more: ask for more rounds"
+        )
 
 
 def compare_apart(a: Sequence[float], b: Sequence[float]) -> Estimate:

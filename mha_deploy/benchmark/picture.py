@@ -63,7 +63,8 @@ def draw_roofline(report: BenchReport, path: Path) -> None:
     axes.set_ylabel("GFLOP/s at the median latency")
     axes.set_title(
         f"{report.subject}: {report.artifact} ({report.precision}), {report.provider}, "
-        f"{report.threads} threads\n{report.machine['cpu']}",
+        f"{report.threads} threads\n{report.machine['cpu']}; a point is a size, "
+        f"{' x '.join(report.cells[0].sizes)}",
         loc="left",
         fontsize=10,
     )
@@ -133,6 +134,7 @@ def _points(axes: Axes, cells: Sequence[Cell]) -> None:
             ha="left" if place[0] > 0 else "right",
             va="center",
             fontsize=8,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
         )
 
 
