@@ -17,8 +17,7 @@ from mha_deploy.render import milliseconds, new_table, size_text, versions_text
 
 def bench_table(console: Console, report: BenchReport) -> None:
     table = new_table(
-        f"{report.subject}: {report.artifact} ({report.precision}, {report.provider}, "
-        f"{report.threads} threads)",
+        report.title,
         (
             " x ".join(report.cells[0].sizes),
             ">p50 ms",

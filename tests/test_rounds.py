@@ -137,3 +137,12 @@ def test_two_turns_of_one_name_are_refused():
 def test_a_schedule_without_time_or_rounds_is_refused(fields, message):
     with pytest.raises(BenchError, match=message):
         Schedule(**fields)
+
+
+def test_shapes_without_an_end_are_refused():
+    machine, shapes = FakeMachine(), itertools.count()
+    turn = machine.turn("engine", 1, shape=lambda: next(shapes))
+    with pytest.raises(
+        BenchError, match="engine met more than 100 shapes after its warm-up; expected `cycle`"
+    ):
+        measure([turn], Schedule(seconds=1, rounds=1), clock=machine.clock)

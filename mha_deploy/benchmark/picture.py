@@ -62,9 +62,7 @@ def draw_roofline(report: BenchReport, path: Path) -> None:
     axes.set_xlabel("arithmetic intensity (FLOP per byte of inputs, outputs and weights)")
     axes.set_ylabel("GFLOP/s at the median latency")
     axes.set_title(
-        f"{report.subject}: {report.artifact} ({report.precision}), {report.provider}, "
-        f"{report.threads} threads\n{report.machine['cpu']}; a point is a size, "
-        f"{' x '.join(report.cells[0].sizes)}",
+        f"{report.title}\n{report.machine['cpu']}; a point is a size, {' x '.join(report.cells[0].sizes)}",
         loc="left",
         fontsize=10,
     )

@@ -121,6 +121,12 @@ class BenchReport:
     schedule: Schedule
     machine: Mapping[str, object]
 
+    @property
+    def title(self) -> str:
+        """What ran where, on one line."""
+        threads = f"{self.threads} thread" + ("s" if self.threads > 1 else "")
+        return f"{self.subject}: {self.artifact} ({self.precision}, {self.provider}, {threads})"
+
     def notices(self) -> list[str]:
         """What a reader of the figures should know: of the machine, and of sizes that went wrong."""
         late = [

@@ -20,6 +20,8 @@ from mha_deploy.latency import Percentiles, nearest_rank
 ROUNDS = 8  # the fewest that give a 99 % interval
 COMPARED_ROUNDS = 20
 SECONDS = 2.0
+# New shapes without an end are no measurement: a first run never counts.
+LATE_SHAPES = 100
 
 
 def _one_shape() -> Hashable:
@@ -137,7 +139,7 @@ def measure(
     """Time every turn by the protocol; its samples by its name.
 
     Raises:
-        BenchError: two turns have one name.
+        BenchError: two turns have one name, or one meets new shapes without end.
     """
     names = [turn.name for turn in turns]
     if len(set(names)) < len(names):
@@ -195,6 +197,11 @@ class _Timer:
         known = shape in self._first or shape in self._late
         if not known:
             first_runs[shape] = took_ms
+        if len(self._late) > LATE_SHAPES:
+            raise BenchError(
+                f"{self._turn.name} met more than {LATE_SHAPES} shapes after its warm-up; expected `cycle` to "
+                "be the number of runs after which they have all come up"
+            )
         return took_ms, known
 
     def samples(self) -> Samples:
