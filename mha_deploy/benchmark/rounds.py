@@ -199,8 +199,8 @@ class _Timer:
             first_runs[shape] = took_ms
         if len(self._late) > LATE_SHAPES:
             raise BenchError(
-                f"{self._turn.name} met more than {LATE_SHAPES} shapes after its warm-up; expected `cycle` to "
-                "be the number of runs after which they have all come up"
+                f"{self._turn.name} met more than {LATE_SHAPES} shapes after its warm-up; expected `cycle` "
+                "to be the number of runs after which they have all come up"
             )
         return took_ms, known
 
