@@ -18,6 +18,7 @@ LAYERS = (
     ("graph", "typed", "twin", "lowering", "tensorrt"),
     ("sessions",),
     ("bundle", "cases", "ceiling"),
+    ("runner",),
     (
         "verification",
         "benchmark",
