@@ -9,14 +9,48 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mha_deploy.batching import DEFAULT_TOKEN_BUDGET, InferReport, run_requests
 from mha_deploy.bundle import Bundle
 from mha_deploy.errors import FeedError
 from mha_deploy.masks import keep_mask
 from mha_deploy.ragged import is_packed, pack, unpack
+from mha_deploy.runner import BatchRunner, CostModel, RunnerOptions
+from mha_deploy.runner.calibration import stored
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
 from mha_deploy.signature import Array, Feeds
 from mha_deploy.spec import AttentionSpec
+
+
+# A file's requests are there already: the queue that holds them needs no bounds.
+UNBOUNDED = RunnerOptions(
+    max_queue_requests=LARGEST, max_queue_tokens=LARGEST, max_queue_bytes=2**62, max_wait_s=math.inf
+)
+
+
+@dataclass(frozen=True, slots=True)
+class InferReport:
+    """What a run over many requests did. Times are of the session's runs, without file access."""
+
+    requests: int
+    batches: int
+    tokens: int
+    padded_tokens: int
+    batch_ms: tuple[float, ...]
+    provider: str
+
+    @property
+    def total_ms(self) -> float:
+        return sum(self.batch_ms)
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "requests": self.requests,
+            "batches": self.batches,
+            "tokens": self.tokens,
+            "padded_tokens": self.padded_tokens,
+            "total_ms": self.total_ms,
+            "batch_ms": list(self.batch_ms),
+            "provider": self.provider,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +66,13 @@ def infer(
     tensors: Feeds,
     artifact: str = "",
     *,
-    token_budget: int = DEFAULT_TOKEN_BUDGET,
     mask_form: str = "keep",
     placement: Placement = DEFAULT_PLACEMENT,
 ) -> Answers:
     """Run packed requests (see `ragged`) or padded inputs under the graph's own names.
 
-    Packed requests are batched with others of near length, within `token_budget` tokens a batch.
+    Packed requests run in batches of equal length (see `BatchRunner`), each answer bit for bit the one
+    that its request gets alone.
     Padded inputs run as they are, in slices of the largest batch the graph takes; `mask_form` says
     how their mask is to be read (see `masks`).
 
@@ -46,10 +80,9 @@ def infer(
         FeedError: names, shapes, dtypes or lengths that the block does not take.
     """
     spec = bundle.spec
+    if is_packed(tensors):
+        return _run_packed(bundle, unpack(spec, tensors), artifact, placement)
     with bundle.open_session(artifact, placement) as session:
-        if is_packed(tensors):
-            answers, report = run_requests(session, spec, unpack(spec, tensors), token_budget)
-            return Answers(pack(answers), report)
         return _run_padded(session, spec, with_keep_mask(spec, tensors, mask_form))
 
 

@@ -18,7 +18,7 @@ runner.py       the runner
 from mha_deploy.runner.cost import CostModel
 from mha_deploy.runner.histogram import Histogram
 from mha_deploy.runner.options import DEFAULT_OPTIONS, RunnerOptions
-from mha_deploy.runner.recorder import PHASES, BatchFigures, RunnerSnapshot
+from mha_deploy.runner.recorder import PHASES, BatchFigures, RunnerLoad, RunnerSnapshot
 from mha_deploy.runner.runner import BatchRunner
 from mha_deploy.runner.ticket import Answer, Outcome
 
@@ -31,6 +31,7 @@ __all__ = [
     "CostModel",
     "Histogram",
     "Outcome",
+    "RunnerLoad",
     "RunnerOptions",
     "RunnerSnapshot",
 ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from mha_deploy.ragged import Request, pad
 from mha_deploy.runner.ticket import Shape
 from mha_deploy.signature import Array, Feeds
@@ -40,9 +42,20 @@ class PaddedLayout:
 
     def feeds(self, requests: Sequence[Request], shape: Shape) -> Feeds:
         rows = max(len(requests), self._rows.min)
+        if rows == 1 and shape == (requests[0].q_len, requests[0].kv_len):
+            return self._alone(requests[0])
         return pad(
             self._spec, requests, {self._rows.name: rows, self._q.name: shape[0], self._kv.name: shape[1]}
         )
+
+    def _alone(self, request: Request) -> Feeds:
+        """One request that fills its row: its own arrays, uncopied."""
+        feeds = {name: array[None] for name, array in request.tensors.items()}
+        for tensor in self._spec.signature.inputs[len(feeds) :]:
+            sizes = {self._rows.name: 1, self._q.name: request.q_len, self._kv.name: request.kv_len}
+            everything = np.ones(self._spec.signature.shape(tensor, sizes), bool)
+            feeds[tensor.name] = request.mask[None] if request.mask.size else everything
+        return feeds
 
     def answers(self, y: Array, requests: Sequence[Request]) -> list[Array]:
         return [y[row, : request.q_len] for row, request in enumerate(requests)]

@@ -19,9 +19,11 @@ _NEIGHBOURS = 8
 class Planner:
     """Chooses a batch around the request whose turn it is."""
 
-    def __init__(self, spec: AttentionSpec, model: CostModel, options: RunnerOptions) -> None:
-        self._spec, self._model = spec, model
-        self._rows = spec.dims[0]
+    def __init__(
+        self, spec: AttentionSpec, model: CostModel, options: RunnerOptions, *, invariant: bool
+    ) -> None:
+        self._model, self._rows = model, spec.dims[0]
+        self._alone = options.mode == "exact" and not invariant
         self._cheapest: dict[Shape, int] = {}
         self._pads = options.mode == "fast" and spec.mask != "none"
 
@@ -41,7 +43,7 @@ class Planner:
         self, head: Ticket, shapes: Mapping[Shape, LazyHeap], waiting: int, now: float
     ) -> tuple[tuple[Ticket, ...], Shape]:
         """`head` and those that join it, and the lengths that they run at."""
-        if waiting == 1:
+        if waiting == 1 or self._alone:
             return (head,), head.shape
         same = shapes[head.shape]
         rows = self._best_rows(min(len(same), self._rows.max), head.shape, waiting)

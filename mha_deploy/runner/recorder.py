@@ -25,6 +25,16 @@ class BatchFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class RunnerLoad:
+    """What waits, what waits or is being run (`pending` requests), and how many workers run."""
+
+    queued_requests: int
+    queued_tokens: int
+    pending: int
+    busy_workers: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunnerSnapshot:
     """A runner at one moment.
 

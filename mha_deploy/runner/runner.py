@@ -22,7 +22,7 @@ from mha_deploy.runner.histogram import WINDOW_S
 from mha_deploy.runner.layout import PaddedLayout
 from mha_deploy.runner.options import DEFAULT_OPTIONS, RunnerOptions
 from mha_deploy.runner.planner import Planner
-from mha_deploy.runner.recorder import REASONS, RunnerSnapshot
+from mha_deploy.runner.recorder import REASONS, RunnerLoad, RunnerSnapshot
 from mha_deploy.runner.ticket import Answer, AnswerFuture, Outcome, Ticket
 from mha_deploy.runner.worker import Worker
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
@@ -40,7 +40,8 @@ class BatchRunner:
     Every request ends in exactly one outcome, and every caller hears of it.
 
     `open_session(threads)` opens a session of so many threads (0: every core); each worker gets one of
-    its own. Without a `cost_model`, one is learnt from the runs themselves.
+    its own. Without a `cost_model`, one is learnt from the runs themselves. Where the session is not
+    `invariant` (see `Calibration`), mode "exact" runs every request alone.
     """
 
     def __init__(
@@ -49,11 +50,13 @@ class BatchRunner:
         spec: AttentionSpec,
         options: RunnerOptions = DEFAULT_OPTIONS,
         cost_model: CostModel | None = None,
+        *,
+        invariant: bool = True,
     ) -> None:
         self.spec, self.options = spec, options
         self._model = cost_model or CostModel(spec, {})
         self._layout = PaddedLayout(spec)
-        self._planner = Planner(spec, self._model, options)
+        self._planner = Planner(spec, self._model, options, invariant=invariant)
         self._desk = Desk(self._planner, self._model, self._layout, options)
         sessions = [open_session(options.threads) for _ in range(options.workers or 1)]
         self.name, self.provider = sessions[0].name, sessions[0].provider
@@ -90,7 +93,7 @@ class BatchRunner:
             return bundle.open_session(name, replace(placement, threads=threads))
 
         options = replace(options, workers=found.workers, threads=found.threads)
-        return cls(open_session, bundle.spec, options, found.model)
+        return cls(open_session, bundle.spec, options, found.model, invariant=found.invariant)
 
     def submit(self, request: Request, *, timeout_s: float = math.inf, priority: int = 0) -> Future[Answer]:
         """Queue a request; the future gets its answer, or DeadlineError, RunnerClosedError or what the
@@ -179,6 +182,13 @@ class BatchRunner:
         trace: TracebackType | None,
     ) -> None:
         self.close(math.inf if error is None else 0.0)
+
+    def load(self) -> RunnerLoad:
+        """How much there is to do at this moment; cheaper than `snapshot`."""
+        desk = self._desk
+        with desk.lock:
+            backlog, busy = desk.backlog, sum(each.busy for each in desk.progress)
+            return RunnerLoad(backlog.requests, backlog.tokens, len(desk.open), busy)
 
     def snapshot(self) -> RunnerSnapshot:
         """Counters, histograms and the queue at this moment."""
