@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,17 +12,20 @@ import numpy as np
 from mha_deploy.bundle import Bundle
 from mha_deploy.errors import FeedError
 from mha_deploy.masks import keep_mask
-from mha_deploy.ragged import is_packed, pack, unpack
-from mha_deploy.runner import BatchRunner, CostModel, RunnerOptions
+from mha_deploy.ragged import Request, is_packed, pack, unpack
+from mha_deploy.runner import DEFAULT_OPTIONS, BatchRunner, CostModel, RunnerOptions
 from mha_deploy.runner.calibration import stored
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
-from mha_deploy.signature import Array, Feeds
+from mha_deploy.signature import LARGEST, Array, Feeds
 from mha_deploy.spec import AttentionSpec
-
 
 # A file's requests are there already: the queue that holds them needs no bounds.
 UNBOUNDED = RunnerOptions(
-    max_queue_requests=LARGEST, max_queue_tokens=LARGEST, max_queue_bytes=2**62, max_wait_s=math.inf
+    workers=1,
+    max_queue_requests=LARGEST,
+    max_queue_tokens=LARGEST,
+    max_queue_bytes=2**62,
+    max_wait_s=math.inf,
 )
 
 
@@ -81,9 +84,28 @@ def infer(
     """
     spec = bundle.spec
     if is_packed(tensors):
-        return _run_packed(bundle, unpack(spec, tensors), artifact, placement)
+        return _run_ragged(bundle, unpack(spec, tensors), artifact, placement)
     with bundle.open_session(artifact, placement) as session:
         return _run_padded(session, spec, with_keep_mask(spec, tensors, mask_form))
+
+
+def _run_ragged(bundle: Bundle, requests: Sequence[Request], artifact: str, placement: Placement) -> Answers:
+    """All requests at once to one worker, for what is reported is the time in its session."""
+    known = stored(bundle, bundle.artifact(artifact).name, placement, DEFAULT_OPTIONS)
+    model = known.model if known else CostModel(bundle.spec, {})
+
+    def open_session(_threads: int) -> Session:
+        return bundle.open_session(artifact, placement)
+
+    invariant = known is None or known.invariant
+    with BatchRunner(open_session, bundle.spec, UNBOUNDED, model, invariant=invariant) as runner:
+        answers = [future.result() for future in runner.submit_all(requests)]
+        did = runner.snapshot()
+    times = {answer.batch: answer.compute_us / 1e3 for answer in answers}
+    report = InferReport(
+        len(answers), len(times), did.tokens, did.padded_tokens, tuple(times.values()), did.provider
+    )
+    return Answers(pack([answer.y for answer in answers]), report)
 
 
 def with_keep_mask(spec: AttentionSpec, tensors: Feeds, form: str) -> dict[str, Array]:

@@ -98,11 +98,13 @@ def pad(spec: AttentionSpec, requests: Sequence[Request], sizes: Sizes) -> dict[
     return feeds
 
 
-def check_request(spec: AttentionSpec, signature: Signature, request: Request) -> None:
+def check_request(
+    spec: AttentionSpec, signature: Signature, request: Request, called: str = "a request"
+) -> None:
     """Hold one request against the session's signature, before it meets others.
 
     A request shorter than the graph takes is padded where a mask can say so; a longer one is refused,
-    never cut.
+    never cut. `called` is what errors call it.
 
     Raises:
         FeedError: naming the tensor or the axis, what it has and what was expected.
@@ -110,16 +112,16 @@ def check_request(spec: AttentionSpec, signature: Signature, request: Request) -
     data = [tensor for tensor in signature.inputs if tensor.is_float]
     if request.tensors.keys() != {tensor.name for tensor in data}:
         raise FeedError(
-            f"a request holds {', '.join(sorted(request.tensors)) or 'nothing'}; "
+            f"{called} holds {', '.join(sorted(request.tensors)) or 'nothing'}; "
             f"expected {', '.join(tensor.name for tensor in data)}"
         )
     for axis, length in ((spec.query_axis, request.q_len), (spec.key_axis, request.kv_len)):
         dim = signature.dim(axis)
         if not (dim.min if spec.mask == "none" else 1) <= length <= dim.max:
-            raise FeedError(f"a request has {axis} = {length}; this block takes {axis} {dim.min}..{dim.max}")
+            raise FeedError(f"{called} has {axis} = {length}; this block takes {axis} {dim.min}..{dim.max}")
     if spec.kind == "self" and request.q_len != request.kv_len:
         raise FeedError(
-            f"a request has q_len = {request.q_len} and kv_len = {request.kv_len}; "
+            f"{called} has q_len = {request.q_len} and kv_len = {request.kv_len}; "
             "in self attention they are one length"
         )
     for tensor in data:
@@ -128,26 +130,26 @@ def check_request(spec: AttentionSpec, signature: Signature, request: Request) -
         if not isinstance(array, np.ndarray) or array.shape != (length, tensor.shape[-1]):
             shape = list(array.shape) if isinstance(array, np.ndarray) else type(array).__name__
             raise FeedError(
-                f"a request's {tensor.name!r} has shape {shape}; "
+                f"{called}'s {tensor.name!r} has shape {shape}; "
                 f"expected [{length}, {tensor.shape[-1]}], its length by the width"
             )
         if array.dtype.name != tensor.dtype or not array.dtype.isnative:
             order = "" if array.dtype.isnative else " in the other byte order"
             raise FeedError(
-                f"a request's {tensor.name!r} has dtype {array.dtype.name}{order}; expected {tensor.dtype}"
+                f"{called}'s {tensor.name!r} has dtype {array.dtype.name}{order}; expected {tensor.dtype}"
             )
-    _check_mask(spec, request)
+    _check_mask(spec, request, called)
 
 
-def _check_mask(spec: AttentionSpec, request: Request) -> None:
+def _check_mask(spec: AttentionSpec, request: Request, called: str) -> None:
     mask, shapes = request.mask, {"padding": (request.kv_len,), "full": (request.q_len, request.kv_len)}
     if mask.size == 0:
         return
     if spec.mask not in shapes:
-        raise FeedError("a request brings a mask, but this block takes none")
+        raise FeedError(f"{called} brings a mask, but this block takes none")
     if mask.dtype != np.bool_ or mask.shape != shapes[spec.mask]:
         raise FeedError(
-            f"a request's mask has shape {list(mask.shape)} and dtype {mask.dtype.name}; "
+            f"{called}'s mask has shape {list(mask.shape)} and dtype {mask.dtype.name}; "
             f"expected {list(shapes[spec.mask])}, {MASK_CONVENTION}"
         )
 

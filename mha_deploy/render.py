@@ -10,10 +10,10 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from mha_deploy.batching import InferReport
 from mha_deploy.benchmark import BenchReport
 from mha_deploy.bundle import Bundle
 from mha_deploy.doctor import Finding
+from mha_deploy.inference import InferReport
 from mha_deploy.latency import PERCENTILE_RULE, Percentiles, samples_needed
 from mha_deploy.verification import RULE, VerifyReport
 

@@ -22,7 +22,6 @@ LAYERS = (
     (
         "verification",
         "benchmark",
-        "batching",
         "inference",
         "doctor",
         "axes",

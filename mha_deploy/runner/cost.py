@@ -20,6 +20,8 @@ GUESSED_FLOPS_PER_US = 40e3
 LEARNING_RATE = 0.1
 # One run that took far longer than predicted says more of the machine's other work than of the session.
 LARGEST_STEP = 4.0
+# What remains of a correction after a refusal that stands on it.
+KEPT = 0.98
 _REMEMBERED = 1 << 16
 
 
@@ -29,7 +31,8 @@ class CostModel:
     Microseconds = overhead + projection FLOPs x u + attention FLOPs x v, fitted to measured sizes with
     equal weight on relative errors; times what was measured at the sizes around / what the fit says
     there, interpolated in the sizes' logarithms; times a correction for each octave of the sizes, an
-    exponential moving average of measured / predicted.
+    exponential moving average of measured / predicted (where none ran yet, that of all sizes).
+    Without samples the fit is a guess, and the first run gives its scale.
     """
 
     def __init__(self, spec: AttentionSpec, samples: Mapping[Size, float]) -> None:
@@ -38,11 +41,12 @@ class CostModel:
         self._terms = _fitted(spec, self.samples)
         self._residuals = _residuals(self._nodes(), {s: us / self._fit(s) for s, us in self.samples.items()})
         self._corrections: dict[Size, float] = {}
+        self._overall = 1.0
         self._predicted: dict[Size, tuple[float, Size]] = {}
 
     def predict_us(self, size: Size) -> float:
         base, octave = self._predicted.get(size) or self._remember(size)
-        return base * self._corrections.get(octave, 1.0)
+        return base * self._corrections.get(octave, self._overall)
 
     def is_measured(self, size: Size) -> bool:
         """Whether a prediction for this size stands on measurements rather than on a guess."""
@@ -51,12 +55,11 @@ class CostModel:
     def observe(self, size: Size, us: float) -> None:
         """Take a batch that ran into account."""
         base, octave = self._predicted.get(size) or self._remember(size)
-        current = self._corrections.get(octave)
-        if current is None:
-            self._corrections[octave] = us / base
-            return
-        ratio = min(max(us / base, current / LARGEST_STEP), current * LARGEST_STEP)
-        self._corrections[octave] = current + LEARNING_RATE * (ratio - current)
+        ratio = us / base
+        if not self.samples and not self._corrections:
+            self._overall = ratio
+        self._overall = _moved(self._overall, ratio)
+        self._corrections[octave] = _moved(self._corrections.get(octave, self._overall), ratio)
 
     def doubt(self, size: Size) -> None:
         """A request was refused by this prediction: draw its correction towards what was calibrated.
@@ -64,9 +67,8 @@ class CostModel:
         A size that is always refused is never run again, so no run would correct a wrong prediction.
         """
         octave = _octave(size)
-        if octave in self._corrections:
-            self._corrections[octave] **= 1 - LEARNING_RATE if self.samples else 1
-            self._corrections[octave] *= 1 if self.samples else 1 - LEARNING_RATE
+        current = self._corrections.get(octave, self._overall)
+        self._corrections[octave] = current**KEPT if self.samples else current * KEPT
 
     def _remember(self, size: Size) -> tuple[float, Size]:
         if len(self._predicted) >= _REMEMBERED:
@@ -127,6 +129,12 @@ class CostModel:
                 "a stored cost model is malformed: expected sizes of at least 1 and times above 0"
             )
         return cls(spec, samples)
+
+
+def _moved(average: float, ratio: float) -> float:
+    return average + LEARNING_RATE * (
+        min(max(ratio, average / LARGEST_STEP), average * LARGEST_STEP) - average
+    )
 
 
 def _amounts(spec: AttentionSpec, size: Size) -> tuple[float, float, float]:

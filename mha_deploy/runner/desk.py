@@ -178,9 +178,9 @@ class Desk:
             rows, tokens = len(batch.tickets), sum(ticket.tokens for ticket in batch.tickets)
             self._model.observe((rows, *batch.shape), (computed - began) * 1e6)
             phases = ((made - began) * 1e6, (computed - made) * 1e6, (now - computed) * 1e6)
-            self.recorder.ran(rows, tokens, self._layout.tokens(rows, batch.shape) - tokens, phases)
+            number = self.recorder.ran(rows, tokens, self._layout.tokens(rows, batch.shape) - tokens, phases)
             settled = [
-                (ticket.future, Answer(y, (began - ticket.arrived) * 1e6, *phases, rows))
+                (ticket.future, Answer(y, (began - ticket.arrived) * 1e6, *phases, rows, number))
                 for ticket, y in zip(batch.tickets, ys, strict=True)
                 if self._claim(ticket, Outcome.ANSWERED, now)
             ]

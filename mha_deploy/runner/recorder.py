@@ -82,6 +82,7 @@ class Recorder:
     outcome_us: dict[Outcome, float] = field(default_factory=lambda: dict.fromkeys(Outcome, 0.0))
     reasons: Counter[str] = field(default_factory=Counter)
     batches: dict[int, BatchFigures] = field(default_factory=dict)
+    ran_batches: int = 0
     tokens: int = 0
     padded_tokens: int = 0
     phases: dict[str, WindowedRecording] = field(
@@ -93,8 +94,8 @@ class Recorder:
         self.outcomes[outcome] += 1
         self.outcome_us[outcome] += us
 
-    def ran(self, size: int, tokens: int, padded_tokens: int, phases: Sequence[float]) -> None:
-        """A batch ran well; `phases` are its batch, compute and scatter time in us."""
+    def ran(self, size: int, tokens: int, padded_tokens: int, phases: Sequence[float]) -> int:
+        """A batch ran well, with so long in batch, compute and scatter (us); which batch it was."""
         old = self.batches.get(size, BatchFigures())
         batch_us, compute_us, scatter_us = phases
         self.batches[size] = BatchFigures(
@@ -102,6 +103,8 @@ class Recorder:
         )
         self.tokens += tokens
         self.padded_tokens += padded_tokens
+        self.ran_batches += 1
+        return self.ran_batches
 
     def answered(self, answers: Sequence[Answer], now_s: float) -> None:
         """Requests of one batch were answered."""

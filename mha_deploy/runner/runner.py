@@ -119,7 +119,9 @@ class BatchRunner:
             FeedError: one does not meet the signature; none is queued.
             QueueFullError, RunnerClosedError: as `submit`; those before it are queued, and cancelled.
         """
-        tickets = [self._ticket(request, math.inf, 0) for request in requests]
+        tickets = [
+            self._ticket(request, math.inf, 0, f"request {index}") for index, request in enumerate(requests)
+        ]
         try:
             self._desk.admit(tickets)
         except BaseException:
@@ -134,7 +136,7 @@ class BatchRunner:
         """As `submit`, awaited; cancelling the task cancels the request."""
         return await asyncio.wrap_future(self.submit(request, timeout_s=timeout_s, priority=priority))
 
-    def _ticket(self, request: Request, timeout_s: float, priority: int) -> Ticket:
+    def _ticket(self, request: Request, timeout_s: float, priority: int, called: str = "a request") -> Ticket:
         arrived = time.monotonic()
         try:
             if priority not in self._levels or math.isnan(timeout_s):
@@ -142,7 +144,7 @@ class BatchRunner:
                     f"priority {priority}, timeout {timeout_s} s; expected a priority of 0 (default) or 1 "
                     f"(highest) to {self._levels[-1]}, and a number of seconds"
                 )
-            check_request(self.spec, self.signature, request)
+            check_request(self.spec, self.signature, request, called)
         except FeedError:
             self._desk.refuse(arrived)
             raise

@@ -32,7 +32,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`y` [q_len, d_model], the time each phase took, and how many requests were run together.
+    """`y` [q_len, d_model], the time each phase took, and the batch: its number and its requests.
 
     Queue: from `submit` until a worker took it. Batch: putting the inputs together. Compute: the
     session's run. Scatter: taking the outputs apart, until the answer was handed over.
@@ -44,6 +44,7 @@ class Answer:
     compute_us: float
     scatter_us: float
     batch_size: int
+    batch: int
 
 
 class AnswerFuture(Future[Answer]):
