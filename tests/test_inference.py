@@ -12,12 +12,6 @@ from mha_deploy.pipeline import export
 
 
 @pytest.fixture(scope="module")
-def cross_bundle(tmp_path_factory):
-    spec = small_spec(kind="cross", kdim=20, vdim=24, dims=())
-    return export(spec, tmp_path_factory.mktemp("cross") / "bundle")
-
-
-@pytest.fixture(scope="module")
 def full_bundle(tmp_path_factory):
     return export(small_spec(mask="full"), tmp_path_factory.mktemp("full") / "bundle")
 

@@ -54,7 +54,7 @@ class Backlog:
         self._shapes: dict[Shape, LazyHeap] = {}
         self._work_us = [[0.0] * _CLASSES for _ in range(options.priority_levels + 1)]
         self._sequence = itertools.count()
-        self._turn_of_age = True
+        self._turn_of_age = False
         self.requests = self.tokens = self.nbytes = 0
 
     def full(self, ticket: Ticket) -> Outcome | None:

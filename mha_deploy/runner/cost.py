@@ -58,8 +58,8 @@ class CostModel:
         ratio = us / base
         if not self.samples and not self._corrections:
             self._overall = ratio
-        self._overall = _moved(self._overall, ratio)
         self._corrections[octave] = _moved(self._corrections.get(octave, self._overall), ratio)
+        self._overall = _moved(self._overall, ratio)
 
     def doubt(self, size: Size) -> None:
         """A request was refused by this prediction: draw its correction towards what was calibrated.

@@ -14,6 +14,8 @@ from mha_deploy.spec import AttentionSpec
 
 # Shapes that are looked at, nearest first, for requests to pad: beyond these padding never pays.
 _NEIGHBOURS = 8
+# Padding has to save more than this share of the time: predictions are no better than that.
+_WORTH = 0.05
 
 
 class Planner:
@@ -80,7 +82,7 @@ class Planner:
                 longest = (max(shape[0], other[0]), max(shape[1], other[1]))
                 rows = len(members)
                 apart = self.work_us(rows, shape) + self.work_us(1, other)
-                if rows == self._rows.max or self.work_us(rows + 1, longest) >= apart:
+                if rows == self._rows.max or self.work_us(rows + 1, longest) >= apart * (1 - _WORTH):
                     break
                 members, shape = [*members, ticket], longest
         return members, shape
