@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mha_deploy.latency import nearest_rank
 from mha_deploy.runner import Histogram
-from mha_deploy.runner.histogram import WINDOW_S, Recording, WindowedRecording
+from mha_deploy.runner.histogram import WINDOW_S, Recording, WindowedRecordings
 
 durations = st.lists(st.floats(1.0, 100e6), min_size=1, max_size=200)
 
@@ -97,17 +97,17 @@ def test_too_few_samples_have_no_upper_bound_for_a_high_percentile():
 
 
 def test_the_window_forgets_what_the_total_keeps():
-    recording = WindowedRecording()
+    recordings = WindowedRecordings(["a", "b"])
     for second in range(30):
-        recording.record(1000.0 + second, second + 0.5)
-    window = recording.window(29.9)
+        recordings.at(second + 0.5)[1].record(1000.0 + second)
+    window = recordings.window(29.9)["b"]
     assert (window.count, window.min_us, window.max_us) == (WINDOW_S, 1020.0, 1029.0)
-    assert recording.total().count == 30
-    assert recording.window(29.9 + WINDOW_S).count == 0
+    assert (recordings.total()["b"].count, recordings.total()["a"].count) == (30, 0)
+    assert recordings.window(29.9 + WINDOW_S)["b"].count == 0
 
 
 def test_a_pause_longer_than_the_window_loses_nothing_of_the_total():
-    recording = WindowedRecording()
-    recording.record(1.0, 0.0)
-    recording.record(2.0, 1000.0)
-    assert (recording.total().count, recording.window(1000.0).count) == (2, 1)
+    recordings = WindowedRecordings(["a"])
+    recordings.at(0.0)[0].record(1.0)
+    recordings.at(1000.0)[0].record(2.0)
+    assert (recordings.total()["a"].count, recordings.window(1000.0)["a"].count) == (2, 1)

@@ -185,7 +185,7 @@ class Desk:
                 if self._claim(ticket, Outcome.ANSWERED, now)
             ]
             if settled:
-                self.recorder.answered([answer for _, answer in settled], now)
+                self.recorder.answered([answer.queue_us for _, answer in settled], phases, now)
         for future, answer in settled:
             future.answer(answer)
 

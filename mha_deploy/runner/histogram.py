@@ -14,14 +14,12 @@ from itertools import accumulate
 
 _PARTS_BITS = 6
 _LARGEST_NS = (1 << 37) - 1  # 137 s
+_LARGEST_US = _LARGEST_NS / 1e3
 WINDOW_S = 10
 
 
-def _whole_ns(us: float) -> int:
-    return int(us * 1e3) if us < _LARGEST_NS / 1e3 else _LARGEST_NS
-
-
-def _bucket(ns: int) -> int:
+def _bucket(us: float) -> int:
+    ns = int(us * 1e3) if us < _LARGEST_US else _LARGEST_NS
     shift = ns.bit_length() - _PARTS_BITS - 1
     return ns if shift <= 0 else (shift << _PARTS_BITS) + (ns >> shift)
 
@@ -71,7 +69,7 @@ class Histogram:
 
     def at_or_below(self, bounds_us: Sequence[float]) -> list[int]:
         """How many durations lie at or below each bound; the bound's own bucket counts as below."""
-        lasts = [_bucket(_whole_ns(bound)) for bound in bounds_us]
+        lasts = [_bucket(bound) for bound in bounds_us]
         return [sum(count for bucket, count in self.buckets if bucket <= last) for last in lasts]
 
     @classmethod
@@ -94,12 +92,18 @@ class Recording:
 
     def record(self, us: float, times: int = 1) -> None:
         """Count a duration of 0 or more microseconds, `times` times."""
-        bucket = _bucket(_whole_ns(us))
-        self._counts[bucket] = self._counts.get(bucket, 0) + times
+        # `_bucket` and `max` written out: this runs five times a request.
+        ns = int(us * 1e3) if us < _LARGEST_US else _LARGEST_NS
+        shift = ns.bit_length() - _PARTS_BITS - 1
+        bucket = ns if shift <= 0 else (shift << _PARTS_BITS) + (ns >> shift)
+        counts = self._counts
+        counts[bucket] = counts.get(bucket, 0) + times
         self.count += times
         self.sum_us += us * times
-        self.max_us = max(self.max_us, us)
-        self.min_us = min(self.min_us, us)
+        if us > self.max_us:  # noqa: PLR1730
+            self.max_us = us
+        if us < self.min_us:  # noqa: PLR1730
+            self.min_us = us
 
     def add(self, other: Histogram | Recording) -> None:
         if not other.count:
@@ -119,43 +123,46 @@ class Recording:
         )
 
 
-class WindowedRecording:
-    """A histogram over all time and one over the last `WINDOW_S` seconds, for one count a duration.
+class WindowedRecordings:
+    """Histograms by name, over all time and over the last `WINDOW_S` seconds, for one count a duration.
 
-    A duration is counted in the current second's part alone; parts join the total when they are read
-    or leave the window.
+    A duration is counted in the current second's histogram alone, which joins the others when they
+    are read or when it leaves the window.
     """
 
-    __slots__ = ("_past", "_ring", "_second", "_slot")
+    __slots__ = ("_names", "_past", "_ring", "_second", "_slot")
 
-    def __init__(self) -> None:
-        self._past = Recording()
-        self._slot, self._second = Recording(), -1
-        self._ring: dict[int, Recording] = {}
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+        self._past = self._new()
+        self._ring: dict[int, tuple[Recording, ...]] = {}
+        self._second, self._slot = -1, self._new()
 
-    def record(self, us: float, now_s: float, times: int = 1) -> None:
+    def _new(self) -> tuple[Recording, ...]:
+        return tuple(Recording() for _ in self._names)
+
+    def at(self, now_s: float) -> tuple[Recording, ...]:
+        """What to record in at this moment, in the order of the names."""
         second = int(now_s)
         if second != self._second:
-            self._turn(second)
-        self._slot.record(us, times)
+            self._second = second
+            for old in [each for each in self._ring if each <= second - WINDOW_S]:
+                for past, part in zip(self._past, self._ring.pop(old), strict=True):
+                    past.add(part)
+            self._slot = self._ring.setdefault(second, self._new())
+        return self._slot
 
-    def _turn(self, second: int) -> None:
-        self._second = second
-        for old in [each for each in self._ring if each <= second - WINDOW_S]:
-            self._past.add(self._ring.pop(old))
-        self._slot = self._ring.setdefault(second, Recording())
+    def total(self) -> dict[str, Histogram]:
+        return self._taken(self._past, *self._ring.values())
 
-    def total(self) -> Histogram:
-        return _taken(self._past, *self._ring.values())
-
-    def window(self, now_s: float) -> Histogram:
+    def window(self, now_s: float) -> dict[str, Histogram]:
         """Of the current second and the `WINDOW_S - 1` before it."""
         first = int(now_s) - WINDOW_S
-        return _taken(*(part for second, part in self._ring.items() if second > first))
+        return self._taken(*(part for second, part in self._ring.items() if second > first))
 
-
-def _taken(*parts: Recording) -> Histogram:
-    total = Recording()
-    for part in parts:
-        total.add(part)
-    return total.taken()
+    def _taken(self, *parts: tuple[Recording, ...]) -> dict[str, Histogram]:
+        totals = self._new()
+        for part in parts:
+            for total, one in zip(totals, part, strict=True):
+                total.add(one)
+        return {name: total.taken() for name, total in zip(self._names, totals, strict=True)}

@@ -51,10 +51,11 @@ class PaddedLayout:
     def _alone(self, request: Request) -> Feeds:
         """One request that fills its row: its own arrays, uncopied."""
         feeds = {name: array[None] for name, array in request.tensors.items()}
-        for tensor in self._spec.signature.inputs[len(feeds) :]:
-            sizes = {self._rows.name: 1, self._q.name: request.q_len, self._kv.name: request.kv_len}
-            everything = np.ones(self._spec.signature.shape(tensor, sizes), bool)
-            feeds[tensor.name] = request.mask[None] if request.mask.size else everything
+        if self._spec.mask == "padding":
+            feeds["mask"] = request.mask[None] if request.mask.size else np.ones((1, request.kv_len), bool)
+        elif self._spec.mask == "full":
+            everything = np.ones((1, request.q_len, request.kv_len), bool)
+            feeds["attn_mask"] = request.mask[None] if request.mask.size else everything
         return feeds
 
     def answers(self, y: Array, requests: Sequence[Request]) -> list[Array]:

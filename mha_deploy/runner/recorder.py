@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from mha_deploy.runner.histogram import Histogram, WindowedRecording
-from mha_deploy.runner.ticket import Answer, Outcome
+from mha_deploy.runner.histogram import Histogram, WindowedRecordings
+from mha_deploy.runner.ticket import Outcome
 
 PHASES = ("queue", "batch", "compute", "scatter", "total")
 REASONS = ("idle", "backlog", "aged", "retry")
@@ -73,21 +72,17 @@ class RunnerSnapshot:
     cost_model: Mapping[str, Any]
 
 
-@dataclass(slots=True)
 class Recorder:
     """Counts and times. Not locked: whoever records holds the runner's lock."""
 
-    received: int = 0
-    outcomes: Counter[Outcome] = field(default_factory=Counter)
-    outcome_us: dict[Outcome, float] = field(default_factory=lambda: dict.fromkeys(Outcome, 0.0))
-    reasons: Counter[str] = field(default_factory=Counter)
-    batches: dict[int, BatchFigures] = field(default_factory=dict)
-    ran_batches: int = 0
-    tokens: int = 0
-    padded_tokens: int = 0
-    phases: dict[str, WindowedRecording] = field(
-        default_factory=lambda: {phase: WindowedRecording() for phase in PHASES}
-    )
+    def __init__(self) -> None:
+        self.received = 0
+        self.outcomes = dict.fromkeys(Outcome, 0)
+        self.outcome_us = dict.fromkeys(Outcome, 0.0)
+        self.reasons = dict.fromkeys(REASONS, 0)
+        self.tokens = self.padded_tokens = self.ran_batches = 0
+        self.phases = WindowedRecordings(PHASES)
+        self._batches: dict[int, list[float]] = {}
 
     def settled(self, outcome: Outcome, us: float) -> None:
         """One more request has come to its end, so long after it was received."""
@@ -96,28 +91,26 @@ class Recorder:
 
     def ran(self, size: int, tokens: int, padded_tokens: int, phases: Sequence[float]) -> int:
         """A batch ran well, with so long in batch, compute and scatter (us); which batch it was."""
-        old = self.batches.get(size, BatchFigures())
-        batch_us, compute_us, scatter_us = phases
-        self.batches[size] = BatchFigures(
-            old.count + 1, old.batch_us + batch_us, old.compute_us + compute_us, old.scatter_us + scatter_us
-        )
+        sums = self._batches.setdefault(size, [0, 0.0, 0.0, 0.0])
+        sums[0] += 1
+        for index, us in enumerate(phases, 1):
+            sums[index] += us
         self.tokens += tokens
         self.padded_tokens += padded_tokens
         self.ran_batches += 1
         return self.ran_batches
 
-    def answered(self, answers: Sequence[Answer], now_s: float) -> None:
-        """Requests of one batch were answered."""
-        first = answers[0]
-        shared = (first.batch_us, first.compute_us, first.scatter_us)
-        for phase, us in zip(PHASES[1:4], shared, strict=True):
-            self.phases[phase].record(us, now_s, len(answers))
-        queue, total, rest = self.phases["queue"], self.phases["total"], sum(shared)
-        for answer in answers:
-            queue.record(answer.queue_us, now_s)
-            total.record(answer.queue_us + rest, now_s)
+    def answered(self, queue_us: Sequence[float], phases: Sequence[float], now_s: float) -> None:
+        """Requests of one batch were answered, after so long in the queue each."""
+        queue, batch, compute, scatter, total = self.phases.at(now_s)
+        batch_us, compute_us, scatter_us = phases
+        batch.record(batch_us, len(queue_us))
+        compute.record(compute_us, len(queue_us))
+        scatter.record(scatter_us, len(queue_us))
+        together = batch_us + compute_us + scatter_us
+        for us in queue_us:
+            queue.record(us)
+            total.record(us + together)
 
-    def histograms(self, now_s: float) -> tuple[dict[str, Histogram], dict[str, Histogram]]:
-        """By phase: since the start, and of the last window's seconds."""
-        total = {phase: recording.total() for phase, recording in self.phases.items()}
-        return total, {phase: recording.window(now_s) for phase, recording in self.phases.items()}
+    def batches(self) -> dict[int, BatchFigures]:
+        return {size: BatchFigures(int(sums[0]), *sums[1:]) for size, sums in self._batches.items()}

@@ -22,8 +22,8 @@ from mha_deploy.runner.histogram import WINDOW_S
 from mha_deploy.runner.layout import PaddedLayout
 from mha_deploy.runner.options import DEFAULT_OPTIONS, RunnerOptions
 from mha_deploy.runner.planner import Planner
-from mha_deploy.runner.recorder import REASONS, RunnerLoad, RunnerSnapshot
-from mha_deploy.runner.ticket import Answer, AnswerFuture, Outcome, Ticket
+from mha_deploy.runner.recorder import RunnerLoad, RunnerSnapshot
+from mha_deploy.runner.ticket import Answer, AnswerFuture, Ticket
 from mha_deploy.runner.worker import Worker
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
 from mha_deploy.spec import AttentionSpec
@@ -197,7 +197,6 @@ class BatchRunner:
         desk = self._desk
         with desk.lock:
             now, recorder, backlog = time.monotonic(), desk.recorder, desk.backlog
-            total, window = recorder.histograms(now)
             return RunnerSnapshot(
                 name=self.name,
                 provider=self.provider,
@@ -205,8 +204,8 @@ class BatchRunner:
                 workers=len(desk.progress),
                 threads=self.options.threads,
                 received=recorder.received,
-                outcomes={outcome.value: recorder.outcomes[outcome] for outcome in Outcome},
-                outcome_us={outcome.value: recorder.outcome_us[outcome] for outcome in Outcome},
+                outcomes={outcome.value: count for outcome, count in recorder.outcomes.items()},
+                outcome_us={outcome.value: us for outcome, us in recorder.outcome_us.items()},
                 pending=len(desk.open),
                 queued_requests=backlog.requests,
                 queued_tokens=backlog.tokens,
@@ -214,12 +213,12 @@ class BatchRunner:
                 queued_work_us=backlog.work_us,
                 busy_workers=sum(each.busy for each in desk.progress),
                 longest_run_s=max(max(0.0, now - each.since) for each in desk.progress),
-                batches=dict(recorder.batches),
-                dispatch_reasons={reason: recorder.reasons[reason] for reason in REASONS},
+                batches=recorder.batches(),
+                dispatch_reasons=dict(recorder.reasons),
                 tokens=recorder.tokens,
                 padded_tokens=recorder.padded_tokens,
-                phases=total,
-                window=window,
+                phases=recorder.phases.total(),
+                window=recorder.phases.window(now),
                 window_s=WINDOW_S,
                 uptime_s=now - self._started,
                 closing=desk.closing,

@@ -17,6 +17,8 @@ Shape = tuple[int, int]  # query and key lengths at which a request runs
 class Outcome(StrEnum):
     """What became of a request: every one that was received ends in exactly one of these."""
 
+    __hash__ = str.__hash__  # Enum's own is a Python function, and these are keys of hot counters
+
     ANSWERED = "answered"
     FAILED = "failed"  # the session raised for it
     EXPIRED = "expired"  # its deadline passed
