@@ -18,8 +18,9 @@ Size = tuple[int, int, int]  # rows, query length, key length
 GUESSED_OVERHEAD_US = 60.0
 GUESSED_FLOPS_PER_US = 40e3
 LEARNING_RATE = 0.1
-# One run that took far longer than predicted says more of the machine's other work than of the session.
-LARGEST_STEP = 4.0
+# A run far off the average says more of the machine's other work than of the session: beyond this ratio
+# it counts no more than at it (as in Huber's estimator), so that the average is near the median.
+LARGEST_STEP = 1.25
 # What remains of a correction after a refusal that stands on it.
 KEPT = 0.98
 _REMEMBERED = 1 << 16
