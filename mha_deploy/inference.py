@@ -97,8 +97,8 @@ def _run_ragged(bundle: Bundle, requests: Sequence[Request], artifact: str, plac
     def open_session(_threads: int) -> Session:
         return bundle.open_session(artifact, placement)
 
-    invariant = known is None or known.invariant
-    with BatchRunner(open_session, bundle.spec, UNBOUNDED, model, invariant=invariant) as runner:
+    drift = known.drift if known else 0.0
+    with BatchRunner(open_session, bundle.spec, UNBOUNDED, model, drift=drift) as runner:
         answers = [future.result() for future in runner.submit_all(requests)]
         did = runner.snapshot()
     times = {answer.batch: answer.compute_us / 1e3 for answer in answers}

@@ -41,9 +41,9 @@ def flat(rows, q, kv):
 class Waiting:
     """A backlog with a clock, and tickets by the names a test gives them."""
 
-    def __init__(self, spec=SELF, price=free_rows, invariant=True, **options):
+    def __init__(self, spec=SELF, price=free_rows, alone=False, **options):
         options = RunnerOptions(**options)
-        self.planner = Planner(spec, Priced(spec, price), options, invariant=invariant)
+        self.planner = Planner(spec, Priced(spec, price), options, alone=alone)
         self.spec, self.backlog = spec, Backlog(options, self.planner)
         self.names = {}
 
@@ -93,8 +93,8 @@ def test_rows_are_added_while_they_make_the_wait_shorter_for_all():
     assert waiting.drain() == ["ab", "cd"]
 
 
-def test_a_runtime_whose_bits_depend_on_the_batch_runs_every_request_alone():
-    waiting = Waiting(invariant=False)
+def test_where_mates_would_change_an_answer_every_request_runs_alone():
+    waiting = Waiting(alone=True)
     for name in "ab":
         waiting.add(name, 5)
     assert waiting.drain() == ["a", "b"]

@@ -27,9 +27,20 @@ from runner_blocks import (
     runner_behind,
 )
 
-from mha_deploy.errors import DeadlineError, FeedError, FrozenAxisError, QueueFullError, RunnerClosedError
+from mha_deploy.errors import (
+    DeadlineError,
+    FeedError,
+    FrozenAxisError,
+    MissingError,
+    QueueFullError,
+    RunnerClosedError,
+)
 from mha_deploy.runner import Answer, BatchRunner, CostModel, RunnerOptions
+from mha_deploy.runner.desk import Desk, Progress
+from mha_deploy.runner.layout import PaddedLayout
+from mha_deploy.runner.planner import Planner
 from mha_deploy.runner.recorder import REASONS
+from mha_deploy.runner.ticket import AnswerFuture, Ticket
 
 
 class Cheap(CostModel):
@@ -333,8 +344,52 @@ def test_requests_submitted_together_are_queued_all_or_none():
     with runner_behind(gate, max_queue_requests=2) as runner:
         busy(gate, runner)
         with pytest.raises(QueueFullError):
-            runner.submit_all([request(SELF, 5)] * 3)
+            runner.submit_all([request(SELF, 5)] * 4)
         assert runner.load().queued_requests == 0
+    assert counted(runner) == {"answered": 1, "cancelled": 2, "refused_queue_requests": 1}
+
+
+def test_a_session_that_cannot_be_opened_leaves_none_open():
+    opened = []
+
+    def session(threads):
+        if len(opened) == 2:
+            raise MissingError("no third")
+        opened.append(Gate(SELF).session())
+        return opened[-1]
+
+    before = threading.active_count()
+    with pytest.raises(MissingError, match="no third"):
+        BatchRunner(session, SELF, RunnerOptions(workers=3))
+    assert [each._closed for each in opened] == [True, True]
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    ("mode", "drift", "together"),
+    [("exact", 0.0, 3), ("exact", 1e-7, 1), ("fast", 9e-7, 3), ("fast", 1e-5, 1)],
+)
+def test_requests_share_a_batch_only_where_that_changes_no_answer_by_more_than_the_mode_allows(
+    mode, drift, together
+):
+    gate = Gate(SELF)
+    with BatchRunner(gate.session, SELF, RunnerOptions(mode=mode), Cheap(SELF, {}), drift=drift) as runner:
+        busy(gate, runner)
+        futures = [runner.submit(request(SELF, 5)) for _ in range(3)]
+        gate.let()
+        assert [future.result(PATIENCE_S).batch_size for future in futures] == [together] * 3
+
+
+def test_a_deadline_beyond_what_clocks_wait_for_harms_no_other():
+    gate = Gate(SELF)
+    with runner_behind(gate) as runner:
+        busy(gate, runner)
+        far = runner.submit(request(SELF, 5), timeout_s=1e15)
+        time.sleep(0.01)
+        near = runner.submit(request(SELF, 5), timeout_s=0.01)
+        assert isinstance(outcome_of(near), DeadlineError)
+        gate.let()
+        assert outcome_of(far) is None
 
 
 def test_a_deadline_is_answered_while_the_session_hangs_queued_or_running():
@@ -553,3 +608,28 @@ def test_a_run_that_hangs_shows():
         seen = runner.snapshot()
         assert (seen.busy_workers, seen.pending, seen.longest_run_s >= 0.02) == (1, 1, True)
     assert runner.snapshot().longest_run_s == 0
+
+
+def test_requests_that_end_before_their_deadline_leave_the_clock_nothing_to_hold():
+    gate = Gate(SELF)
+    with runner_behind(gate) as runner:
+        busy(gate, runner)
+        for _ in range(500):
+            runner.submit(request(SELF, 5), timeout_s=1000).cancel()
+        assert len(runner._desk._deadlines._heap) < 100
+
+
+def test_a_worker_is_never_given_what_has_expired_even_before_the_clock_says_so():
+    model, options = CostModel(SELF, {}), RunnerOptions()
+    layout = PaddedLayout(SELF)
+    desk = Desk(Planner(SELF, model, options, alone=False), model, layout, options)  # and no clock runs
+    tickets = [
+        Ticket(
+            request(SELF, 5), AnswerFuture(), (5, 5), 5, 80, 2, arrived=time.monotonic(), deadline=deadline
+        )
+        for deadline in (time.monotonic() + 0.005, math.inf)
+    ]
+    desk.admit(tickets)
+    time.sleep(0.01)
+    assert desk.take(Progress()).tickets == (tickets[1],)
+    assert isinstance(outcome_of(tickets[0].future), DeadlineError)

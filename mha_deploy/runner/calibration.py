@@ -40,22 +40,23 @@ OpenSession = Callable[[int], Session]
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How many workers of how many threads, what their batches cost, and whether mates leave no trace.
+    """How many workers of how many threads, what their batches cost, and whether mates leave a trace.
 
-    `invariant`: a request's answer was the same bits alone and in every batch of its length that was
-    measured. A runtime may choose other kernels for other batch sizes; then it is not.
+    `drift` is the largest difference between an answer alone and the same one in a batch of its length,
+    relative to the answer's largest |y|: 0 where the bits were the same in every batch measured. A
+    runtime may choose other kernels for other batch sizes, or scale a batch as one; then it is not.
     """
 
     workers: int
     threads: int
-    invariant: bool
+    drift: float
     model: CostModel
 
     def to_json(self) -> dict[str, Any]:
         return {
             "workers": self.workers,
             "threads": self.threads,
-            "invariant": self.invariant,
+            "drift": self.drift,
             "cost_model": self.model.to_json(),
         }
 
@@ -67,14 +68,16 @@ class Calibration:
             BundleError: the data is not a calibration's.
         """
         try:
-            workers, threads, invariant = data["workers"], data["threads"], data["invariant"]
+            workers, threads, drift = data["workers"], data["threads"], float(data["drift"])
             model = CostModel.from_json(spec, data["cost_model"])
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise BundleError(f"a stored calibration is malformed: {error!r}") from error
         numbers = all(type(each) is int for each in (workers, threads)) and workers >= 1 and threads >= 0
-        if not numbers or type(invariant) is not bool:
-            raise BundleError(f"a stored calibration is malformed: workers {workers!r}, threads {threads!r}")
-        return cls(workers, threads, invariant, model)
+        if not numbers or not drift >= 0:
+            raise BundleError(
+                f"a stored calibration is malformed: workers {workers!r}, threads {threads!r}, drift {drift}"
+            )
+        return cls(workers, threads, drift, model)
 
 
 def calibrated(bundle: Bundle, name: str, placement: Placement, options: RunnerOptions) -> Calibration:
@@ -129,8 +132,8 @@ def calibrate(
     """
     workers, threads = _best_crew(open_session, spec, _crews(options, cores))
     with open_session(threads) as session:
-        samples, invariant = _grid(session, spec)
-    return Calibration(workers, threads, invariant, CostModel(spec, samples))
+        samples, drift = _grid(session, spec)
+    return Calibration(workers, threads, drift, CostModel(spec, samples))
 
 
 def _crews(options: RunnerOptions, cores: int) -> list[tuple[int, int]]:
@@ -178,20 +181,21 @@ class _Member:
         return count
 
 
-def _grid(session: Session, spec: AttentionSpec) -> tuple[dict[Size, float], bool]:
-    """Microseconds by size, the cheapest first, until the time is over; and the bits' invariance."""
+def _grid(session: Session, spec: AttentionSpec) -> tuple[dict[Size, float], float]:
+    """Microseconds by size, the cheapest first, until the time is over; and the drift."""
     end = time.perf_counter() + GRID_S
     samples: dict[Size, float] = {}
     alone: dict[tuple[int, int], Array] = {}
-    invariant = True
+    drift = 0.0
     for size in _cells(spec):
         took, y = _timed(session, spec, size)
         samples[size] = took
-        invariant = invariant and np.array_equal(alone.setdefault(size[1:], y[0]), y[0], equal_nan=True)
+        solo = alone.setdefault(size[1:], y[0].astype(np.float64))
+        drift = max(drift, float(abs(y[0] - solo).max() / max(abs(solo).max(), np.finfo(np.float32).tiny)))
         # The next cell is about as dear as this one, or up to four times.
         if time.perf_counter() + (RUNS_A_CELL + 1) * 2 * took / 1e6 > end:
             break
-    return samples, invariant
+    return samples, drift
 
 
 def _timed(session: Session, spec: AttentionSpec, size: Size) -> tuple[float, Array]:

@@ -206,7 +206,7 @@ class Desk:
     def drop(self, ticket: Ticket) -> bool:
         """The caller wants no answer any more: whether that came before there was one."""
         with self.lock:
-            return self._claim(ticket, Outcome.CANCELLED, time.monotonic())
+            return ticket in self.open and self._claim(ticket, Outcome.CANCELLED, time.monotonic())
 
     def watch(self) -> None:
         """Answer requests whose deadline passes, until the runner has stopped."""
@@ -217,7 +217,8 @@ class Desk:
                 late = self._claim_late(time.monotonic())
                 if not late:
                     first = self._deadlines.first()
-                    self._alarm.wait(None if first is None else max(0.0, first.deadline - time.monotonic()))
+                    left = math.inf if first is None else max(0.0, first.deadline - time.monotonic())
+                    self._alarm.wait(min(left, threading.TIMEOUT_MAX))
             fail_late(late)
 
     def close(self, grace_s: float) -> None:

@@ -21,11 +21,9 @@ _WORTH = 0.05
 class Planner:
     """Chooses a batch around the request whose turn it is."""
 
-    def __init__(
-        self, spec: AttentionSpec, model: CostModel, options: RunnerOptions, *, invariant: bool
-    ) -> None:
+    def __init__(self, spec: AttentionSpec, model: CostModel, options: RunnerOptions, *, alone: bool) -> None:
         self._model, self._rows = model, spec.dims[0]
-        self._alone = options.mode == "exact" and not invariant
+        self._alone = alone
         self._cheapest: dict[Shape, int] = {}
         self._pads = options.mode == "fast" and spec.mask != "none"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import threading
 import time
@@ -30,6 +31,8 @@ from mha_deploy.spec import AttentionSpec
 
 # What a closing runner waits for threads that have nothing left to do.
 _JOIN_S = 1.0
+# What mode "fast" allows mates to change of an answer, relative to its largest |y|: 1e-6 in fp32.
+FAST_DRIFT_EPS = 8
 
 
 class BatchRunner:
@@ -40,8 +43,8 @@ class BatchRunner:
     Every request ends in exactly one outcome, and every caller hears of it.
 
     `open_session(threads)` opens a session of so many threads (0: every core); each worker gets one of
-    its own. Without a `cost_model`, one is learnt from the runs themselves. Where the session is not
-    `invariant` (see `Calibration`), mode "exact" runs every request alone.
+    its own. Without a `cost_model`, one is learnt from the runs themselves. Where batch
+    mates `drift` an answer (see `Calibration`) by more than the mode allows, every request runs alone.
     """
 
     def __init__(
@@ -51,14 +54,15 @@ class BatchRunner:
         options: RunnerOptions = DEFAULT_OPTIONS,
         cost_model: CostModel | None = None,
         *,
-        invariant: bool = True,
+        drift: float = 0.0,
     ) -> None:
         self.spec, self.options = spec, options
         self._model = cost_model or CostModel(spec, {})
         self._layout = PaddedLayout(spec)
-        self._planner = Planner(spec, self._model, options, invariant=invariant)
+        sessions = _opened(open_session, options)
+        allowed = FAST_DRIFT_EPS * sessions[0].precision.eps if options.mode == "fast" else 0.0
+        self._planner = Planner(spec, self._model, options, alone=drift > allowed)
         self._desk = Desk(self._planner, self._model, self._layout, options)
-        sessions = [open_session(options.threads) for _ in range(options.workers or 1)]
         self.name, self.provider = sessions[0].name, sessions[0].provider
         self.signature = sessions[0].signature
         self._levels = range(options.priority_levels + 1)
@@ -93,7 +97,7 @@ class BatchRunner:
             return bundle.open_session(name, replace(placement, threads=threads))
 
         options = replace(options, workers=found.workers, threads=found.threads)
-        return cls(open_session, bundle.spec, options, found.model, invariant=found.invariant)
+        return cls(open_session, bundle.spec, options, found.model, drift=found.drift)
 
     def submit(self, request: Request, *, timeout_s: float = math.inf, priority: int = 0) -> Future[Answer]:
         """Queue a request; the future gets its answer, or DeadlineError, RunnerClosedError or what the
@@ -126,7 +130,7 @@ class BatchRunner:
             self._desk.admit(tickets)
         except BaseException:
             for ticket in tickets:
-                ticket.future.cancel()
+                ticket.future.cancel()  # of one that was not admitted this does nothing
             raise
         return [ticket.future for ticket in tickets]
 
@@ -224,3 +228,11 @@ class BatchRunner:
                 closing=desk.closing,
                 cost_model=self._model.to_json(),
             )
+
+
+def _opened(open_session: Callable[[int], Session], options: RunnerOptions) -> list[Session]:
+    """A session for each worker, or none left open."""
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(open_session(options.threads)) for _ in range(options.workers or 1)]
+        stack.pop_all()
+        return found
