@@ -6,6 +6,7 @@ import math
 import re
 import threading
 import time
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -633,3 +634,34 @@ def test_a_worker_is_never_given_what_has_expired_even_before_the_clock_says_so(
     time.sleep(0.01)
     assert desk.take(Progress()).tickets == (tickets[1],)
     assert isinstance(outcome_of(tickets[0].future), DeadlineError)
+
+
+def test_a_settled_requests_arrays_are_let_go_though_the_clock_still_knows_of_it():
+    gate = Gate(SELF)
+    with runner_behind(gate) as runner:
+        busy(gate, runner)
+        one = request(SELF, 5)
+        array = weakref.ref(one.tensors["x"])
+        future = runner.submit(one, timeout_s=1000)
+        assert future.cancel()
+        del one, future
+        assert array() is None
+
+
+def test_a_member_that_is_cancelled_while_its_batch_fails_is_not_tried_again():
+    futures = []
+
+    def spoils(feeds):
+        if len(feeds["x"]) == 3:
+            futures[1].cancel()
+            return RuntimeError("all three")
+        return None
+
+    gate = Gate(SELF, spoils)
+    with runner_behind(gate, Cheap(SELF, {})) as runner:
+        busy(gate, runner)
+        futures += [runner.submit(request(SELF, 5)) for _ in range(3)]
+        gate.let()
+        assert [outcome_of(futures[i]) for i in (0, 2)] == [None, None]
+    assert runner.snapshot().dispatch_reasons["retry"] == 2
+    assert counted(runner) == {"answered": 3, "cancelled": 1}
