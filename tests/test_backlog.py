@@ -93,6 +93,19 @@ def test_rows_are_added_while_they_make_the_wait_shorter_for_all():
     assert waiting.drain() == ["ab", "cd"]
 
 
+def test_a_small_gain_is_worth_the_first_ones_wait_only_when_many_others_wait_too():
+    def price(rows, *_):
+        return {1: 100, 2: 190}.get(rows, 1000)
+
+    for others, first in ((0, "a"), (20, "ab")):
+        waiting = Waiting(price=price)
+        waiting.add("a", 5)
+        waiting.add("b", 5)
+        for _ in range(others):
+            waiting.add("z", 6)
+        assert waiting.take() == first
+
+
 def test_where_mates_would_change_an_answer_every_request_runs_alone():
     waiting = Waiting(alone=True)
     for name in "ab":

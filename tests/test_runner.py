@@ -445,6 +445,25 @@ def test_a_request_whose_predicted_answer_comes_too_late_is_refused_at_admission
     assert counted(runner) == {"answered": 41, "refused_deadline": 3}
 
 
+def test_a_prediction_that_went_wrong_does_not_refuse_for_ever():
+    gate = Gate(SELF)
+    gate.let()
+    samples = {(1, 1, 1): 1000.0, (1, 8, 8): 1000.0, (1, 24, 24): 1000.0}
+    model = CostModel(SELF, samples)
+    for _ in range(500):
+        model.observe((1, 8, 8), 30e6)
+    with runner_behind(gate, model) as runner:
+        refusals = 0
+        while refusals < 1000:
+            try:
+                future = runner.submit(request(SELF, 8), timeout_s=5)
+                break
+            except DeadlineError:
+                refusals += 1
+        assert refusals > 0
+        assert outcome_of(future) is None
+
+
 def test_a_request_that_comes_with_no_time_left_is_refused():
     with runner_behind(Gate(SELF)) as runner, pytest.raises(DeadlineError, match="came with 0 ms left"):
         runner.submit(request(SELF, 5), timeout_s=0.0)
@@ -615,6 +634,7 @@ def test_requests_that_end_before_their_deadline_leave_the_clock_nothing_to_hold
     gate = Gate(SELF)
     with runner_behind(gate) as runner:
         busy(gate, runner)
+        runner.submit(request(SELF, 5), timeout_s=900)  # stays, before all others
         for _ in range(500):
             runner.submit(request(SELF, 5), timeout_s=1000).cancel()
         assert len(runner._desk._deadlines._heap) < 100
