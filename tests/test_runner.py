@@ -379,6 +379,7 @@ def test_requests_share_a_batch_only_where_that_changes_no_answer_by_more_than_t
         futures = [runner.submit(request(SELF, 5)) for _ in range(3)]
         gate.let()
         assert [future.result(PATIENCE_S).batch_size for future in futures] == [together] * 3
+        assert (runner.snapshot().batching, runner.snapshot().drift) == (together > 1, drift)
 
 
 def test_a_deadline_beyond_what_clocks_wait_for_harms_no_other():

@@ -42,12 +42,15 @@ class RunnerSnapshot:
     `window_s` seconds. `tokens` and `padded_tokens` were computed in batches that ran well;
     `batches` is by their size, `dispatch_reasons` says why a batch began: a worker was idle, a
     backlog waited for one, a request had waited for too long, or a failed batch's members were
-    tried one by one. `longest_run_s` is how long the oldest run in progress has taken so far.
+    tried one by one. `batching` is False where mates `drift` an answer by more than the mode allows, and
+    every request runs alone. `longest_run_s` is how long the oldest run in progress has taken so far.
     """
 
     name: str
     provider: str
     mode: str
+    drift: float
+    batching: bool
     workers: int
     threads: int
     received: int

@@ -61,7 +61,8 @@ class BatchRunner:
         self._layout = PaddedLayout(spec)
         sessions = _opened(open_session, options)
         allowed = FAST_DRIFT_EPS * sessions[0].precision.eps if options.mode == "fast" else 0.0
-        self._planner = Planner(spec, self._model, options, alone=drift > allowed)
+        self._drift, self._alone = drift, drift > allowed
+        self._planner = Planner(spec, self._model, options, alone=self._alone)
         self._desk = Desk(self._planner, self._model, self._layout, options)
         self.name, self.provider = sessions[0].name, sessions[0].provider
         self.signature = sessions[0].signature
@@ -205,6 +206,8 @@ class BatchRunner:
                 name=self.name,
                 provider=self.provider,
                 mode=self.options.mode,
+                drift=self._drift,
+                batching=not self._alone,
                 workers=len(desk.progress),
                 threads=self.options.threads,
                 received=recorder.received,
