@@ -51,6 +51,12 @@ class Cheap(CostModel):
         return 100.0 + max(size[1:])
 
 
+def wait_until_idle(runner):
+    end = time.monotonic() + PATIENCE_S
+    while not runner._desk._idle and time.monotonic() < end:
+        time.sleep(0.001)
+
+
 def busy(gate, runner):
     """Keep the one worker at a request of its own until the gate lets it."""
     future = runner.submit(request(gate.spec, 24, 24))
@@ -129,7 +135,7 @@ def test_an_idle_worker_is_given_a_request_at_once():
     gate = Gate(SELF)
     gate.let()
     with runner_behind(gate) as runner:
-        time.sleep(0.01)  # for the worker to be idle
+        wait_until_idle(runner)
         answer = runner.submit(request(SELF, 5)).result(PATIENCE_S)
         assert isinstance(answer, Answer)
         assert runner.snapshot().dispatch_reasons == {**dict.fromkeys(REASONS, 0), "idle": 1}
@@ -336,7 +342,7 @@ def test_an_idle_worker_takes_what_would_not_fit_into_the_queue():
     gate = Gate(SELF)
     gate.let()
     with runner_behind(gate, max_queue_tokens=1) as runner:
-        time.sleep(0.01)
+        wait_until_idle(runner)
         assert outcome_of(runner.submit(request(SELF, 5))) is None
 
 
@@ -397,10 +403,10 @@ def test_a_deadline_beyond_what_clocks_wait_for_harms_no_other():
 def test_a_deadline_is_answered_while_the_session_hangs_queued_or_running():
     gate = Gate(SELF)
     with runner_behind(gate) as runner:
-        running = runner.submit(request(SELF, 24), timeout_s=0.05)
+        running = runner.submit(request(SELF, 24), timeout_s=0.5)
         gate.wait_for_a_run()
         queued = runner.submit(request(SELF, 5), timeout_s=0.03)
-        for future, allowed in ((queued, "30 ms"), (running, "50 ms")):
+        for future, allowed in ((queued, "30 ms"), (running, "500 ms")):
             error = outcome_of(future)
             assert isinstance(error, DeadlineError)
             assert (str(error), error.predicted) == (
