@@ -14,11 +14,13 @@ from mha_deploy.errors import FeedError
 from mha_deploy.masks import keep_mask
 from mha_deploy.ragged import Request, is_packed, pack, unpack
 from mha_deploy.runner import DEFAULT_OPTIONS, BatchRunner, CostModel, RunnerOptions
-from mha_deploy.runner.calibration import stored
+from mha_deploy.runner.calibration import measured, stored
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
 from mha_deploy.signature import LARGEST, Array, Feeds
 from mha_deploy.spec import AttentionSpec
 
+# Long enough for the sizes that a batch is decided on, short beside starting a process.
+GLANCE_S = 0.2
 # A file's requests are there already: the queue that holds them needs no bounds.
 UNBOUNDED = RunnerOptions(
     workers=1,
@@ -91,13 +93,11 @@ def infer(
 
 def _run_ragged(bundle: Bundle, requests: Sequence[Request], artifact: str, placement: Placement) -> Answers:
     """All requests at once to one worker, for what is reported is the time in its session."""
-    known = stored(bundle, bundle.artifact(artifact).name, placement, DEFAULT_OPTIONS)
-    model = known.model if known else CostModel(bundle.spec, {})
+    model, drift = _costs(bundle, requests, artifact, placement)
 
     def open_session(_threads: int) -> Session:
         return bundle.open_session(artifact, placement)
 
-    drift = known.drift if known else 0.0
     with BatchRunner(open_session, bundle.spec, UNBOUNDED, model, drift=drift) as runner:
         answers = [future.result() for future in runner.submit_all(requests)]
         did = runner.snapshot()
@@ -106,6 +106,19 @@ def _run_ragged(bundle: Bundle, requests: Sequence[Request], artifact: str, plac
         len(answers), len(times), did.tokens, did.padded_tokens, tuple(times.values()), did.provider
     )
     return Answers(pack([answer.y for answer in answers]), report)
+
+
+def _costs(
+    bundle: Bundle, requests: Sequence[Request], artifact: str, placement: Placement
+) -> tuple[CostModel, float]:
+    """What batches cost and whether mates show: as a runner has stored it, or from a glance."""
+    known = stored(bundle, bundle.artifact(artifact).name, placement, DEFAULT_OPTIONS)
+    if known:
+        return known.model, known.drift
+    if len({(request.q_len, request.kv_len) for request in requests}) == len(requests):
+        return CostModel(bundle.spec, {}), 0.0  # no two can share a batch
+    with bundle.open_session(artifact, placement) as session:
+        return measured(session, bundle.spec, GLANCE_S)
 
 
 def with_keep_mask(spec: AttentionSpec, tensors: Feeds, form: str) -> dict[str, Array]:

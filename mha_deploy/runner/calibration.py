@@ -132,8 +132,8 @@ def calibrate(
     """
     workers, threads = _best_crew(open_session, spec, _crews(options, cores))
     with open_session(threads) as session:
-        samples, drift = _grid(session, spec)
-    return Calibration(workers, threads, drift, CostModel(spec, samples))
+        model, drift = measured(session, spec, GRID_S)
+    return Calibration(workers, threads, drift, model)
 
 
 def _crews(options: RunnerOptions, cores: int) -> list[tuple[int, int]]:
@@ -181,9 +181,9 @@ class _Member:
         return count
 
 
-def _grid(session: Session, spec: AttentionSpec) -> tuple[dict[Size, float], float]:
-    """Microseconds by size, the cheapest first, until the time is over; and the drift."""
-    end = time.perf_counter() + GRID_S
+def measured(session: Session, spec: AttentionSpec, seconds: float) -> tuple[CostModel, float]:
+    """Costs of sizes, the cheapest first, until the time is over; and the drift (see `Calibration`)."""
+    end = time.perf_counter() + seconds
     samples: dict[Size, float] = {}
     alone: dict[tuple[int, int], Array] = {}
     drift = 0.0
@@ -195,7 +195,7 @@ def _grid(session: Session, spec: AttentionSpec) -> tuple[dict[Size, float], flo
         # The next cell is about as dear as this one, or up to four times.
         if time.perf_counter() + (RUNS_A_CELL + 1) * 2 * took / 1e6 > end:
             break
-    return samples, drift
+    return CostModel(spec, samples), drift
 
 
 def _timed(session: Session, spec: AttentionSpec, size: Size) -> tuple[float, Array]:
