@@ -2,11 +2,12 @@
 
 import contextlib
 import threading
+import time
 
 import numpy as np
 
 from mha_deploy.ragged import Request
-from mha_deploy.runner import BatchRunner, RunnerOptions
+from mha_deploy.runner import BatchRunner, CostModel, RunnerOptions
 from mha_deploy.sessions.fake import FakeSession
 from mha_deploy.signature import Dim
 from mha_deploy.spec import AttentionSpec
@@ -122,3 +123,23 @@ def counted(runner):
     seen = runner.snapshot()
     assert seen.received == sum(seen.outcomes.values()) + seen.pending
     return {name: count for name, count in seen.outcomes.items() if count}
+
+
+class Cheap(CostModel):
+    """Batches cost the same whatever their rows, so that all that fit together go together."""
+
+    def predict_us(self, size):
+        return 100.0 + max(size[1:])
+
+
+def wait_until_idle(runner):
+    end = time.monotonic() + PATIENCE_S
+    while not runner._desk._idle and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+def busy(gate, runner):
+    """Keep the one worker at a request of its own until the gate lets it."""
+    future = runner.submit(request(gate.spec, 24, 24))
+    gate.wait_for_a_run()
+    return future
