@@ -10,9 +10,9 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from mha_deploy.batching import InferReport
 from mha_deploy.bundle import Bundle
 from mha_deploy.doctor import Finding
+from mha_deploy.inference import InferReport
 from mha_deploy.latency import Percentiles
 from mha_deploy.verification import RULE, VerifyReport
 

@@ -37,6 +37,13 @@ def small_bundle(tmp_path_factory) -> Bundle:
 
 
 @pytest.fixture(scope="session")
+def cross_bundle(tmp_path_factory) -> Bundle:
+    """Cross attention whose key and value have widths of their own; read it, never write to it."""
+    spec = small_spec(kind="cross", kdim=20, vdim=24, dims=())
+    return export(spec, tmp_path_factory.mktemp("cross") / "bundle")
+
+
+@pytest.fixture(scope="session")
 def demo_bundle(tmp_path_factory) -> Bundle:
     """The demo's: a real layer with real inputs."""
     return export("minilm-l6-v2", tmp_path_factory.mktemp("demo") / "minilm-l6-v2")

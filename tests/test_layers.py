@@ -18,10 +18,10 @@ LAYERS = (
     ("graph", "typed", "twin", "lowering", "tensorrt"),
     ("sessions",),
     ("bundle", "cases"),
+    ("runner",),
     (
         "verification",
         "benchmark",
-        "batching",
         "inference",
         "doctor",
         "axes",

@@ -48,7 +48,6 @@ def verify(bundle: Path, artifacts: tuple[str, ...], as_json: bool, **where: Any
 @click.argument("bundle", type=FOLDER)
 @click.argument("inputs", type=FOLDER)
 @click.option("-o", "--out", required=True, type=FOLDER, help="File of answers (.npz or .safetensors).")
-@click.option("--token-budget", type=click.IntRange(min=1), default=512, show_default=True)
 @click.option(
     "--mask-form",
     type=click.Choice(["keep", "ignore", "additive"]),
@@ -64,7 +63,6 @@ def infer(
     bundle: Path,
     inputs: Path,
     out: Path,
-    token_budget: int,
     mask_form: str,
     artifact: str,
     as_json: bool,
@@ -81,7 +79,6 @@ def infer(
         Bundle.load(bundle),
         read_tensors(inputs),
         artifact,
-        token_budget=token_budget,
         mask_form=mask_form,
         placement=placement(**where),
     )
