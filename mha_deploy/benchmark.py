@@ -115,7 +115,10 @@ def bench(
     spec, chosen = bundle.spec, bundle.artifact(artifact)
     cells = _cells(_grid(spec, grid or {}))
     threads = placement.threads or machine.usable_cpus()
-    with bundle.open_session(chosen.name, placement) as session, ceiling.ceiling_session(placement) as peak:
+    with (
+        bundle.open_padded_session(chosen.name, placement) as session,
+        ceiling.ceiling_session(placement) as peak,
+    ):
         feeds = [_random_feeds(session.signature, sizes) for sizes in cells]
         first = [_timed_ms(session, each) for each in feeds]
         turns = [(session, each) for each in feeds] + [(peak, _random_feeds(peak.signature, ceiling.SIZES))]

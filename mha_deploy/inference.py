@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +13,9 @@ from mha_deploy.batching import DEFAULT_TOKEN_BUDGET, InferReport, run_requests
 from mha_deploy.bundle import Bundle
 from mha_deploy.errors import FeedError
 from mha_deploy.masks import keep_mask
-from mha_deploy.ragged import is_packed, pack, unpack
+from mha_deploy.ragged import Request, is_packed, join, pack, unpack
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
+from mha_deploy.sessions.packed import PackedSession
 from mha_deploy.signature import Array, Feeds
 from mha_deploy.spec import AttentionSpec
 
@@ -38,7 +39,8 @@ def infer(
 ) -> Answers:
     """Run packed requests (see `ragged`) or padded inputs under the graph's own names.
 
-    Packed requests are batched with others of near length, within `token_budget` tokens a batch.
+    Packed requests are batched with others of near length, within `token_budget` tokens a batch; a
+    packed artifact groups them by what a run costs instead (see `sessions.packed.PackedSession`).
     Padded inputs run as they are, in slices of the largest batch the graph takes; `mask_form` says
     how their mask is to be read (see `masks`).
 
@@ -46,11 +48,38 @@ def infer(
         FeedError: names, shapes, dtypes or lengths that the block does not take.
     """
     spec = bundle.spec
-    with bundle.open_session(artifact, placement) as session:
+    open_ = bundle.open_session if is_packed(tensors) else bundle.open_padded_session
+    with open_(artifact, placement) as session:
+        if isinstance(session, PackedSession):
+            return _run_packed(session, unpack(spec, tensors))
         if is_packed(tensors):
             answers, report = run_requests(session, spec, unpack(spec, tensors), token_budget)
             return Answers(pack(answers), report)
         return _run_padded(session, spec, with_keep_mask(spec, tensors, mask_form))
+
+
+def _run_packed(session: PackedSession, requests: Sequence[Request]) -> Answers:
+    """Each run that the session plans by itself, to have its time.
+
+    Padded tokens are positions that the attention core alone is filled up with.
+    """
+    lengths = [(request.q_len, request.kv_len) for request in requests]
+    answers: dict[int, Array] = {}
+    positions, times = 0, []
+    for members in session.runs(lengths):
+        feeds = join(session.spec, [requests[i] for i in members])
+        begin = time.perf_counter()
+        y = session.run(feeds)["y"]
+        times.append((time.perf_counter() - begin) * 1e3)
+        ends = np.cumsum([lengths[i][0] for i in members])[:-1]
+        answers |= dict(zip(members, np.split(y, ends), strict=True))
+        own = [lengths[i] if session.spec.kind == "cross" else lengths[i][:1] for i in members]
+        positions += len(members) * sum(map(max, zip(*own, strict=True)))
+    tokens = sum(sum(pair) if session.spec.kind == "cross" else pair[0] for pair in lengths)
+    report = InferReport(
+        len(requests), len(times), tokens, positions - tokens, tuple(times), session.provider
+    )
+    return Answers(pack([answers[i] for i in range(len(requests))]), report)
 
 
 def with_keep_mask(spec: AttentionSpec, tensors: Feeds, form: str) -> dict[str, Array]:

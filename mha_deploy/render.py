@@ -15,6 +15,7 @@ from mha_deploy.benchmark import BenchReport
 from mha_deploy.bundle import Bundle
 from mha_deploy.doctor import Finding
 from mha_deploy.latency import PERCENTILE_RULE, Percentiles, samples_needed
+from mha_deploy.manifest import Artifact
 from mha_deploy.verification import RULE, VerifyReport
 
 _STYLES = {"passed": "green", "ok": "green", "failed": "bold red", "problem": "bold red"}
@@ -142,7 +143,7 @@ def inspect_tables(console: Console, bundle: Bundle) -> None:
             artifact.runtime,
             artifact.precision.value,
             f"{record.bytes:,}",
-            f"{record.file} (sha256 {record.sha256[:12]}) {_details(artifact.details)}".rstrip(),
+            f"{record.file} (sha256 {record.sha256[:12]}) {_details(artifact)}".rstrip(),
         )
     console.print(artifacts)
 
@@ -188,9 +189,11 @@ def _versions(host: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {found}" for name, found in host["versions"].items())
 
 
-def _details(details: Mapping[str, Any]) -> str:
+def _details(artifact: Artifact) -> str:
     """The short ones; lists and the passport have places of their own."""
-    shown = {key: value for key, value in details.items() if isinstance(value, str | int)}
+    details = artifact.details
+    shown: dict[str, Any] = {"layout": artifact.layout} if artifact.layout != "padded" else {}
+    shown |= {key: value for key, value in details.items() if isinstance(value, str | int)}
     if "axes_proved_at" in details:
         shown["axes_proved_at"] = f"{len(details['axes_proved_at'])} sizes"
     return ", ".join(f"{key.replace('_', ' ')}: {value}" for key, value in shown.items())
