@@ -50,6 +50,10 @@ class RunCost:
         return self.run_us + rows * (self.position_us * positions + self.pair_us * queries * keys)
 
 
+# Nothing is known yet: as few runs as there can be.
+UNMEASURED = RunCost(0.0, 0.0, 0.0)
+
+
 def check_packable(spec: AttentionSpec) -> None:
     """
     Raises:

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from mha_deploy.errors import FeedError
-from mha_deploy.packed import Piece, RunCost, graph_feeds, plan_runs, request_signature
+from mha_deploy.packed import UNMEASURED, Piece, RunCost, graph_feeds, plan_runs, request_signature
 from mha_deploy.ragged import pack, unpack
 from mha_deploy.sessions.base import Session
 from mha_deploy.signature import Array, Feeds
 from mha_deploy.spec import AttentionSpec
 
 # Of so many timings of one shape the least counts: what disturbs a run only adds to it.
-TIMINGS = 3
+TIMINGS = 5
 
 
 class PackedSession(Session):
@@ -31,7 +31,7 @@ class PackedSession(Session):
         SpecError: the block has a full mask.
     """
 
-    def __init__(self, inner: Session, spec: AttentionSpec, *, cost: RunCost | None = None) -> None:
+    def __init__(self, inner: Session, spec: AttentionSpec, *, cost: RunCost = UNMEASURED) -> None:
         signature = request_signature(spec)
         data = next(tensor for tensor in inner.signature.inputs if tensor.is_float)
         if data.dtype != signature.inputs[0].dtype:
@@ -57,10 +57,9 @@ class PackedSession(Session):
             FeedError: a length is beyond what the block takes.
         """
         self._check_lengths(lengths)
-        cost = self._cost or RunCost(0.0, 0.0, 0.0)
-        if self._cost is None and len(set(lengths)) > 1:
-            self._cost = cost = self._measured()
-        return plan_runs(lengths, self._inner.signature.dim("rows").max, cost)
+        if self._cost == UNMEASURED and len(set(lengths)) > 1:
+            self._cost = self._measured()
+        return plan_runs(lengths, self._inner.signature.dim("rows").max, self._cost)
 
     def _execute(self, feeds: Feeds) -> dict[str, Array]:
         requests = unpack(self.spec, feeds)
@@ -78,25 +77,26 @@ class PackedSession(Session):
                     )
 
     def _measured(self) -> RunCost:
-        """What runs of `inner` take, from three shapes that have one token to project.
+        """What runs of `inner` take, from three shapes of one row with one token to project.
 
         The least shape gives what any run costs. Two more, at the lengths to tune for and at half of
-        them, tell what grows with positions from what grows with their pairs.
+        them, tell what grows with positions from what grows with their pairs. One row, since a short
+        run has the best chance of not being disturbed.
         """
-        spec, rows = self.spec, self._inner.signature.dim("rows").opt
+        spec = self.spec
         dims = [spec.signature.dim(axis) for axis in (spec.query_axis, spec.key_axis)]
         tuned = [min(max(2, dim.opt), dim.max) for dim in dims]
-        run_us = self._timed_us(1, 1, 1)
+        run_us = self._timed_us(1, 1)
         grows, took = [], []
         for queries, keys in (tuned, [max(1, length // 2) for length in tuned]):
-            grows.append([rows * (queries + keys) / 2, rows * queries * keys])
-            took.append(self._timed_us(rows, queries, keys) - run_us)
+            grows.append([(queries + keys) / 2, queries * keys])
+            took.append(self._timed_us(queries, keys) - run_us)
         (position_us, pair_us), *_ = np.linalg.lstsq(np.array(grows), np.array(took))
         return RunCost(run_us, max(0.0, float(position_us)), max(0.0, float(pair_us)))
 
-    def _timed_us(self, rows: int, queries: int, keys: int) -> float:
+    def _timed_us(self, queries: int, keys: int) -> float:
         signature = self._inner.signature
-        sizes = dict.fromkeys((dim.name for dim in signature.dims), 1) | {"rows": rows}
+        sizes = dict.fromkeys((dim.name for dim in signature.dims), 1)
         for tensor in signature.inputs:
             if tensor.name.endswith("index"):
                 sizes[str(tensor.shape[1])] = keys if tensor.name.startswith("kv_") else queries
