@@ -1,4 +1,4 @@
-"""The floating-point precisions that a graph, a reference or an engine computes in."""
+"""The precisions that a graph, a reference or an engine computes in."""
 
 from __future__ import annotations
 
@@ -16,16 +16,23 @@ class Precision(StrEnum):
     FP32 = "fp32"
     FP16 = "fp16"
     BF16 = "bf16"
+    # Quantised products; all else in the graph, inputs and outputs included, is fp32.
+    INT8 = "int8"
+
+    @property
+    def is_integer(self) -> bool:
+        """An integer precision has no PyTorch run to be held to, so its error budget is declared."""
+        return self is Precision.INT8
 
     @property
     def eps(self) -> float:
         """Distance from 1 to the next larger number (IEEE 754; bfloat16 keeps 8 significant bits)."""
-        return {"fp64": 2.0**-52, "fp32": 2.0**-23, "fp16": 2.0**-10, "bf16": 2.0**-7}[self]
+        return {"fp64": 2.0**-52, "fp16": 2.0**-10, "bf16": 2.0**-7}.get(self, 2.0**-23)
 
     @property
     def dtype_name(self) -> str:
         """The name that numpy, torch and safetensors share: `float32`, `bfloat16`, ..."""
-        return {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}[self]
+        return {"fp64": "float64", "fp16": "float16", "bf16": "bfloat16"}.get(self, "float32")
 
     @property
     def numpy(self) -> np.dtype[np.generic]:

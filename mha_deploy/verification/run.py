@@ -1,0 +1,70 @@
+"""Every artifact of a bundle on every case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from mha_deploy.bundle import Bundle
+from mha_deploy.cases import Case, standard_cases
+from mha_deploy.errors import FrozenAxisError, GraphError, MissingError
+from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
+from mha_deploy.verification.judge import Judge
+from mha_deploy.verification.report import FAILED, CaseResult, VerifyReport
+
+
+def verify(
+    bundle: Bundle,
+    artifacts: Sequence[str] = (),
+    *,
+    cases: Sequence[Case] = (),
+    placement: Placement = DEFAULT_PLACEMENT,
+    progress: Callable[[str], None] = lambda _: None,
+) -> VerifyReport:
+    """Hold artifacts (all, or those named) against the reference on `cases` (the standard ones).
+
+    What this machine cannot run is listed in the report, unless it was named or nothing runs.
+
+    Raises:
+        BundleError: a file of the bundle is not the one recorded.
+        MissingError: this machine lacks a runtime or a provider.
+    """
+    chosen = [bundle.artifact(name) for name in artifacts] or list(bundle.artifacts)
+    cases = cases or standard_cases(bundle.spec, bundle.real_inputs())
+    results, providers, not_run = [], dict[str, str](), dict[str, str]()
+    judge = Judge(bundle.reference())
+    for artifact in chosen:
+        try:
+            session = bundle.open_padded_session(artifact.name, replace(placement, poison=True))
+        except MissingError as error:
+            if artifacts or (artifact is chosen[-1] and not providers):
+                raise
+            not_run[artifact.name] = str(error)
+            continue
+        with session:
+            providers[artifact.name] = session.provider
+            for case in cases:
+                progress(f"{artifact.name}: {case.name}")
+                results.append(_judged_or_failed(judge, session, artifact.name, case))
+    return VerifyReport(bundle.spec.name, tuple(results), providers, not_run)
+
+
+def _judged_or_failed(judge: Judge, session: Session, artifact: str, case: Case) -> CaseResult:
+    """A case that the artifact cannot run at all has failed; the others still have their say."""
+    try:
+        return judge(session, artifact, case)
+    except (GraphError, FrozenAxisError) as error:
+        nothing = float("nan")
+        return CaseResult(
+            name=case.name,
+            artifact=artifact,
+            precision=session.precision,
+            sizes=case.sizes,
+            outcome=FAILED,
+            max_abs_error=nothing,
+            relative_error=nothing,
+            yardstick=nothing,
+            allowed=nothing,
+            worst=(0, 0, 0),
+            note=str(error),
+        )
