@@ -179,7 +179,7 @@ def test_a_packed_engine_is_built_with_its_attention_fused(copy, cli):
     assert result.exit_code == 0, result.stderr
     report = json.loads(result.stdout)
     assert [attention["fused"] for attention in report["attentions"]] == [True]
-    assert report["precision"] == "fp16"
+    assert (report["precision"], report["warnings"]) == ("fp16", [])
     assert report["command"] == "mha-deploy build-engine BUNDLE --fp16 --layout packed"
     assert report["profiles"] == [{"rows": [1, 2, 4], "longest": [1, 8, 64], "tokens": [1, 16, 256]}]
     assert "against PyTorch" in report["checked"]
