@@ -17,11 +17,11 @@ LAYERS = (
     ("attention", "packed_attention", "weights"),
     ("graph", "typed", "twin", "lowering", "tensorrt"),
     ("sessions",),
-    ("bundle", "cases", "ceiling"),
+    ("bundle", "cases"),
+    ("runner",),
     (
         "verification",
         "benchmark",
-        "batching",
         "inference",
         "doctor",
         "axes",
@@ -33,7 +33,7 @@ LAYERS = (
     ("engine_job",),
     ("engines",),
     ("render",),
-    ("render_engine",),
+    ("render_engine", "render_bench"),
     ("cli",),
     ("__main__",),
     ("",),
@@ -42,7 +42,17 @@ LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in name
 # Who may load what when it is imported: names of modules, or of folders.
 HEAVY = {
     "torch": ("attention", "packed_attention", "graph", "typed", "weights", "sessions.reference", "pipeline"),
-    "onnx": ("graph", "typed", "twin", "axes", "ceiling", "lowering", "tensorrt", "variants", "engine_job"),
+    "onnx": (
+        "graph",
+        "typed",
+        "twin",
+        "axes",
+        "benchmark.ceilings_cpu",
+        "lowering",
+        "tensorrt",
+        "variants",
+        "engine_job",
+    ),
     "onnxruntime": (),
     "tensorrt": (),
 }

@@ -14,11 +14,13 @@ from conftest import small_spec
 from mha_deploy.benchmark import bench
 from mha_deploy.bundle import Bundle
 from mha_deploy.cases import standard_cases
-from mha_deploy.errors import CheckError, InputError
+from mha_deploy.errors import BenchError, CheckError, InputError
 from mha_deploy.inference import infer
 from mha_deploy.manifest import FileRecord, update
 from mha_deploy.pipeline import export
 from mha_deploy.precision import Precision
+from mha_deploy.ragged import Request, join
+from mha_deploy.runner import BatchRunner
 from mha_deploy.sessions.packed import PackedSession, PaddedView
 from mha_deploy.signature import Dim
 from mha_deploy.typed import Variant
@@ -120,9 +122,17 @@ def test_infer_takes_padded_inputs_too(made, random):
     np.testing.assert_allclose(y[1, :4], expected[1, :4], rtol=0, atol=1e-6 * np.abs(expected).max())
 
 
-def test_bench_times_the_packed_artifact_on_padded_sizes(made):
-    report = bench(made, "packed", grid={"batch": [1], "seq": [4]}, seconds=0.05)
-    assert (report.artifact, report.cells[0].sizes) == ("packed", {"batch": 1, "seq": 4})
+def test_bench_which_has_a_grid_of_padded_sizes_refuses_the_packed_artifact_by_its_dims(made):
+    with pytest.raises(BenchError, match="'packed' has dims rows, longest, tokens; the grid is one of batch"):
+        bench(made, "packed")
+
+
+def test_a_runner_serves_the_packed_artifact_under_the_padded_contract(copy, random):
+    requests = [Request({"x": random.standard_normal((n, 64), dtype=np.float32)}, n, n) for n in (3, 9)]
+    expected = infer(copy, join(copy.spec, requests), "packed").y
+    with BatchRunner.over(copy, "packed") as runner:
+        answers = [runner.submit(request).result().y for request in requests]
+    np.testing.assert_allclose(np.concatenate(answers), expected, rtol=0, atol=1e-6 * np.abs(expected).max())
 
 
 def test_inspect_names_the_layout(made, cli):

@@ -4,7 +4,8 @@ Exit codes: 0 done; 1 a check failed; 2 bad input or usage; 3 this machine lacks
 130 interrupted. `--json` prints the report's data on stdout; progress goes to stderr.
 
     making.py    export, optimize, build-engine
-    running.py   verify, infer, bench
+    running.py   verify, infer
+    benching.py  bench
     looking.py   inspect, doctor
     shared.py    options and output that they have in common
 """
@@ -18,9 +19,10 @@ from typing import Any
 
 import click
 
+from mha_deploy.cli.benching import bench
 from mha_deploy.cli.looking import doctor, inspect
 from mha_deploy.cli.making import build_engine, export, optimize
-from mha_deploy.cli.running import bench, infer, verify
+from mha_deploy.cli.running import infer, verify
 from mha_deploy.errors import MhaDeployError, MissingError
 
 # torch's words where a tensor does not fit.
