@@ -169,7 +169,8 @@ def _legend(console: Console, report: VerifyReport) -> None:
     lines = [
         f"{RULE}; yardstick (PyTorch) = the worst of ten PyTorch runs at",
         "this precision; needed = error / yardstick. by feature: needed/allowed of the output feature whose",
-        f"root mean square error is nearest to its limit, {FEATURE_RULE}.",
+        "root mean square error is nearest to its limit, which is",
+        f"{FEATURE_RULE}.",
         "rel err: Frobenius norm. 1-cos: the row furthest off. dB: signal to noise.",
         "worst at: batch, position, feature. Padded query rows are not compared.",
     ]
