@@ -8,14 +8,14 @@ from rich.console import Console
 from rich.text import Text
 
 from mha_deploy.render import axes, new_table, scientific, sizes, state
-from mha_deploy.verification import RULE, VerifyReport
+from mha_deploy.verification import VerifyReport
 
 
 def verify_tables(console: Console, report: VerifyReport) -> None:
     for artifact, provider in report.providers.items():
         cases = [case for case in report.cases if case.artifact == artifact]
         table = new_table(
-            f"{report.subject}: {artifact} ({cases[0].precision.value}, {provider}) against PyTorch in fp64",
+            f"{report.subject}: {artifact} ({cases[0].precision.value}, {provider}) against {report.against}",
             (
                 "case",
                 axes(cases[0].sizes),
@@ -42,11 +42,13 @@ def verify_tables(console: Console, report: VerifyReport) -> None:
     for artifact, reason in report.not_run.items():
         console.print(Text(f"not run: {artifact}: {reason}", "yellow"))
     console.print(
-        f"{RULE}; yardstick = the worst of ten PyTorch runs at\nthis precision; needed = error / "
-        "yardstick. Padded query rows are not compared.",
+        f"{report.rule}; yardstick = {report.yardstick}; needed = error / yardstick. Padded query rows are "
+        "not compared.",
         style="dim",
         highlight=False,
     )
+    for line in report.not_checked:
+        console.print(Text(f"not checked: {line}", "yellow"))
     passed = sum(case.passed for case in report.cases)
     word = "PASSED" if report.passed else "FAILED"
     console.print(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from mha_deploy.cases import Case
-from mha_deploy.errors import InputError
+from mha_deploy.errors import FrozenAxisError, InputError
 from mha_deploy.precision import Precision, numpy_dtype
 from mha_deploy.sessions import Session
 from mha_deploy.signature import Array, Feeds, Signature
@@ -28,14 +28,23 @@ if TYPE_CHECKING:
 PERTURBED_RUNS = 8
 
 
+class Reference(Protocol):
+    """What is right, at a precision, by one of two paths to the same numbers: "fused", "spelled-out"."""
+
+    def open(self, path: str, precision: Precision) -> Session:
+        """A session that takes fp32 inputs and answers `y` [batch, rows, features] in fp64."""
+
+
 class Judge:
-    """Judges sessions against one reference module, which is converted once for all cases.
+    """Judges sessions against one reference, which is converted once for all cases.
 
     `max_relative_error` is the budget of integer precisions, as a share: 0.025 is 2.5 %.
     """
 
-    def __init__(self, module: MultiHeadAttention, *, max_relative_error: float = 0.0) -> None:
-        self._module = module
+    def __init__(self, reference: MultiHeadAttention | Reference, *, max_relative_error: float = 0.0) -> None:
+        from mha_deploy.attention import MultiHeadAttention
+
+        self._reference = _Block(reference) if isinstance(reference, MultiHeadAttention) else reference
         self._max_relative_error = max_relative_error
         self._references: dict[tuple[str, Precision], Session] = {}
 
@@ -68,6 +77,11 @@ class Judge:
         truth = self._run("fused", Precision.FP64, case.reference_feeds)
         rows = case.compared
         answer = session.run(as_inputs(case.feeds, session.signature))["y"].astype(np.float64)
+        if answer.shape != truth.shape:
+            raise FrozenAxisError(
+                f"session {session.name!r} answered with shape {list(answer.shape)} where the reference has "
+                f"{list(truth.shape)}"
+            )
         errors = Errors.of(answer, truth, rows)
         result = CaseResult(
             name=case.name,
@@ -118,20 +132,30 @@ class Judge:
         for _ in range(PERTURBED_RUNS):
             moved = {
                 name: array
-                if array.dtype == bool
+                if array.dtype.kind != "f"
                 else (array * (1 + precision.eps * random.uniform(-1, 1, array.shape))).astype(array.dtype)
                 for name, array in feeds.items()
             }
             yield self._run("fused", precision, moved)
 
     def _run(self, path: str, precision: Precision, feeds: Feeds) -> Array:
-        from mha_deploy.sessions.reference import ReferenceSession
-
         key = (path, precision)
         if key not in self._references:
-            self._module.path = path
-            self._references[key] = ReferenceSession(self._module, precision)
+            self._references[key] = self._reference.open(path, precision)
         return self._references[key].run(feeds)["y"]
+
+
+class _Block:
+    """The reference of our own attention blocks."""
+
+    def __init__(self, module: MultiHeadAttention) -> None:
+        self._module = module
+
+    def open(self, path: str, precision: Precision) -> Session:
+        from mha_deploy.sessions.reference import ReferenceSession
+
+        self._module.path = path
+        return ReferenceSession(self._module, precision)
 
 
 def as_inputs(feeds: Feeds, signature: Signature) -> dict[str, Array]:

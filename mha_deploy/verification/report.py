@@ -12,6 +12,7 @@ from mha_deploy.precision import Precision
 
 YARDSTICK_FACTOR = 2.0
 RULE = f"allowed = {YARDSTICK_FACTOR:g} x yardstick + eps/2 x max|truth|"
+YARDSTICK = "the worst of ten PyTorch runs at this precision"
 
 PASSED, FAILED, OUT_OF_RANGE = "passed", "failed", "out of range"
 
@@ -83,12 +84,18 @@ class VerifyReport:
     """Every case of every artifact. It passes when no case failed and each artifact passed one.
 
     `not_run` names artifacts that this machine cannot run, with the reason: they neither pass nor fail.
+    `against` is what the truth was, `yardstick` what the yardstick was and `rule` how `allowed` follows
+    from it. `not_checked` says, one line each, what this verification could not see and why.
     """
 
     subject: str
     cases: tuple[CaseResult, ...]
     providers: Mapping[str, str]
     not_run: Mapping[str, str] = field(default_factory=dict)
+    against: str = "PyTorch in fp64"
+    rule: str = RULE
+    yardstick: str = YARDSTICK
+    not_checked: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -102,7 +109,10 @@ class VerifyReport:
             "subject": self.subject,
             "providers": dict(self.providers),
             "not_run": dict(self.not_run),
-            "rule": RULE,
+            "against": self.against,
+            "rule": self.rule,
+            "yardstick": self.yardstick,
+            "not_checked": list(self.not_checked),
             "cases": [case.to_json() for case in self.cases],
         }
 
