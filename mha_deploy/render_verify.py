@@ -42,11 +42,12 @@ def verify_tables(console: Console, report: VerifyReport) -> None:
     for artifact, reason in report.not_run.items():
         console.print(Text(f"not run: {artifact}: {reason}", "yellow"))
     console.print(
-        f"{report.rule}; yardstick = {report.yardstick}; needed = error / yardstick. Padded query rows are "
-        "not compared.",
+        f"{report.rule}; yardstick = {report.yardstick}; needed = error / yardstick.{report.left_out}",
         style="dim",
         highlight=False,
     )
+    for line in report.notes:
+        console.print(Text(line, "dim"))
     for line in report.not_checked:
         console.print(Text(f"not checked: {line}", "yellow"))
     passed = sum(case.passed for case in report.cases)

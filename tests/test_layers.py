@@ -29,7 +29,7 @@ LAYERS = (
         "proof_inputs",
         "proof_runners",
     ),
-    ("pipeline", "variants"),
+    ("pipeline", "variants", "foreign"),
     ("engine_job",),
     ("engines",),
     ("render",),
@@ -41,8 +41,19 @@ LAYERS = (
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 # Who may load what when it is imported: names of modules, or of folders.
 HEAVY = {
-    "torch": ("attention", "graph", "typed", "weights", "sessions.reference", "pipeline"),
-    "onnx": ("graph", "typed", "twin", "axes", "ceiling", "lowering", "tensorrt", "variants", "engine_job"),
+    "torch": ("attention", "graph", "typed", "weights", "sessions.reference", "pipeline", "foreign.module"),
+    "onnx": (
+        "graph",
+        "typed",
+        "twin",
+        "axes",
+        "foreign",
+        "ceiling",
+        "lowering",
+        "tensorrt",
+        "variants",
+        "engine_job",
+    ),
     "onnxruntime": (),
     "tensorrt": (),
 }

@@ -10,7 +10,7 @@ tolerance. Integer precisions have no yardstick; they are held to a budget that 
     run.py         every artifact of a bundle on every case
 """
 
-from mha_deploy.verification.judge import Judge, as_inputs
+from mha_deploy.verification.judge import Judge, Reference, as_inputs
 from mha_deploy.verification.report import (
     FAILED,
     OUT_OF_RANGE,
@@ -19,7 +19,7 @@ from mha_deploy.verification.report import (
     CaseResult,
     VerifyReport,
 )
-from mha_deploy.verification.run import verify
+from mha_deploy.verification.run import failed_case, judged_or_failed, verify
 
 __all__ = [
     "FAILED",
@@ -28,7 +28,10 @@ __all__ = [
     "RULE",
     "CaseResult",
     "Judge",
+    "Reference",
     "VerifyReport",
     "as_inputs",
+    "failed_case",
+    "judged_or_failed",
     "verify",
 ]

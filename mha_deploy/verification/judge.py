@@ -131,9 +131,7 @@ class Judge:
         random = np.random.default_rng(0)
         for _ in range(PERTURBED_RUNS):
             moved = {
-                name: array
-                if array.dtype.kind != "f"
-                else (array * (1 + precision.eps * random.uniform(-1, 1, array.shape))).astype(array.dtype)
+                name: array if array.dtype.kind != "f" else _moved(array, precision.eps, random)
                 for name, array in feeds.items()
             }
             yield self._run("fused", precision, moved)
@@ -156,6 +154,12 @@ class _Block:
 
         self._module.path = path
         return ReferenceSession(self._module, precision)
+
+
+def _moved(array: Array, eps: float, random: np.random.Generator) -> Array:
+    """Every number moved by up to one eps of itself, but for one that would not be finite then."""
+    moved = (array * (1 + eps * random.uniform(-1, 1, array.shape))).astype(array.dtype)
+    return np.where(np.isfinite(moved), moved, array)
 
 
 def as_inputs(feeds: Feeds, signature: Signature) -> dict[str, Array]:

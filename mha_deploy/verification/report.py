@@ -13,6 +13,7 @@ from mha_deploy.precision import Precision
 YARDSTICK_FACTOR = 2.0
 RULE = f"allowed = {YARDSTICK_FACTOR:g} x yardstick + eps/2 x max|truth|"
 YARDSTICK = "the worst of ten PyTorch runs at this precision"
+LEFT_OUT = " Padded query rows are not compared."
 
 PASSED, FAILED, OUT_OF_RANGE = "passed", "failed", "out of range"
 
@@ -84,8 +85,9 @@ class VerifyReport:
     """Every case of every artifact. It passes when no case failed and each artifact passed one.
 
     `not_run` names artifacts that this machine cannot run, with the reason: they neither pass nor fail.
-    `against` is what the truth was, `yardstick` what the yardstick was and `rule` how `allowed` follows
-    from it. `not_checked` says, one line each, what this verification could not see and why.
+    `against` is what the truth was, `yardstick` what the yardstick was, `rule` how `allowed` follows
+    from it and `left_out` which rows were not compared. `notes` says what was taken for granted and
+    `not_checked` what could not be seen and why, one line each.
     """
 
     subject: str
@@ -95,7 +97,10 @@ class VerifyReport:
     against: str = "PyTorch in fp64"
     rule: str = RULE
     yardstick: str = YARDSTICK
+    left_out: str = LEFT_OUT
     not_checked: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    seed: int = 0
 
     @property
     def passed(self) -> bool:
@@ -112,6 +117,8 @@ class VerifyReport:
             "against": self.against,
             "rule": self.rule,
             "yardstick": self.yardstick,
+            "seed": self.seed,
+            "notes": list(self.notes),
             "not_checked": list(self.not_checked),
             "cases": [case.to_json() for case in self.cases],
         }

@@ -8,7 +8,9 @@ from dataclasses import replace
 from mha_deploy.bundle import Bundle
 from mha_deploy.cases import Case, standard_cases
 from mha_deploy.errors import FrozenAxisError, GraphError, MissingError
+from mha_deploy.precision import Precision
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
+from mha_deploy.signature import Sizes
 from mha_deploy.verification.judge import Judge
 from mha_deploy.verification.report import FAILED, CaseResult, VerifyReport
 
@@ -45,26 +47,31 @@ def verify(
             providers[artifact.name] = session.provider
             for case in cases:
                 progress(f"{artifact.name}: {case.name}")
-                results.append(_judged_or_failed(judge, session, artifact.name, case))
+                results.append(judged_or_failed(judge, session, artifact.name, case))
     return VerifyReport(bundle.spec.name, tuple(results), providers, not_run)
 
 
-def _judged_or_failed(judge: Judge, session: Session, artifact: str, case: Case) -> CaseResult:
+def judged_or_failed(judge: Judge, session: Session, artifact: str, case: Case) -> CaseResult:
     """A case that the artifact cannot run at all has failed; the others still have their say."""
     try:
         return judge(session, artifact, case)
     except (GraphError, FrozenAxisError) as error:
-        nothing = float("nan")
-        return CaseResult(
-            name=case.name,
-            artifact=artifact,
-            precision=session.precision,
-            sizes=case.sizes,
-            outcome=FAILED,
-            max_abs_error=nothing,
-            relative_error=nothing,
-            yardstick=nothing,
-            allowed=nothing,
-            worst=(0, 0, 0),
-            note=str(error),
-        )
+        return failed_case(case.name, artifact, session.precision, case.sizes, str(error))
+
+
+def failed_case(name: str, artifact: str, precision: Precision, sizes: Sizes, note: str) -> CaseResult:
+    """A case that never came to numbers; `note` says why."""
+    nothing = float("nan")
+    return CaseResult(
+        name=name,
+        artifact=artifact,
+        precision=precision,
+        sizes=sizes,
+        outcome=FAILED,
+        max_abs_error=nothing,
+        relative_error=nothing,
+        yardstick=nothing,
+        allowed=nothing,
+        worst=(0, 0, 0),
+        note=note,
+    )
