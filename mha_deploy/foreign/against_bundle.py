@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from mha_deploy.bundle import Bundle
 from mha_deploy.cases import Case, standard_cases
-from mha_deploy.errors import GraphError
+from mha_deploy.errors import GraphError, InputError
+from mha_deploy.foreign.file_map import map_by_head
 from mha_deploy.foreign.matching import BY_NAME, Pair, looks_like_mask, match_inputs, parse_names
 from mha_deploy.foreign.onnx_file import ForeignFile, parse_dims, read_foreign
-from mha_deploy.foreign.session import FileSession, runnable
+from mha_deploy.foreign.session import Foreign, in_fp32, runnable, twin_note
 from mha_deploy.masks import form_of, from_keep
 from mha_deploy.precision import Precision, numpy_dtype
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement
 from mha_deploy.signature import Array, Dim, Feeds, TensorSpec
 from mha_deploy.spec import AttentionSpec
-from mha_deploy.verification import CaseResult, Judge, VerifyReport, failed_case, judged_or_failed
+from mha_deploy.verification import CaseResult, Judge, Observe, VerifyReport, failed_case, judged_or_failed
 
 _NO_MASK = "padding right, left and with holes, fully masked rows and garbage in padding"
 
@@ -46,16 +48,20 @@ def verify_file(
     mask_form: str = "",
     dims: Sequence[str] = (),
     max_relative_error: float = 0.0,
+    cases: Sequence[str] = (),
     placement: Placement = DEFAULT_PLACEMENT,
     seed: int = 0,
     progress: Callable[[str], None] = lambda _: None,
+    observe: Observe = lambda _result, _map: None,
 ) -> VerifyReport:
     """Hold the ONNX file at `path` against the bundle's reference on the standard cases.
 
     Inputs are matched by name, else by shape and dtype where only one fits, or as `input_names`
     ("ours=theirs") says. `mask_form` is "keep", "ignore" or "additive", by default what the mask
     input's dtype says. `dims` ("seq=16") narrow the bundle's own: an axis that the file freezes is a
-    failure unless it is declared so. A file that does not load or run has failed too.
+    failure unless it is declared so. A file that does not load or run has failed too. `cases`
+    names the cases to run, all where empty. `observe` is
+    as in `verify`.
 
     Raises:
         InputError: no such file, inputs or outputs that cannot be told apart, a dim that the bundle does
@@ -77,24 +83,19 @@ def verify_file(
     )
     results = [_frozen(fit, bundle.spec, name, size) for name, size in fit.frozen.items()]
     judge = Judge(bundle.reference(), max_relative_error=max_relative_error)
-    with runnable(file, placement) as (runs, through):
+    foreign = Foreign(file, fit.spec.signature, fit.output.name, partial(_translation, fit), placement)
+    with runnable(file, placement) as runs:
         try:
-            session = FileSession(
-                runs,
-                file,
-                fit.spec.signature,
-                translate=_translation(fit, twin=runs != path),
-                output=fit.output.name,
-                placement=placement,
-            )
+            session = foreign.open(runs)
         except GraphError as error:
             return _unloaded(bundle.spec, path, str(error), file.precision)
         with session:
-            for case in _cases(bundle, fit, seed):
+            for case in _cases(bundle, fit, seed, cases):
                 progress(f"{path.name}: {case.name}")
                 results.append(judged_or_failed(judge, session, path.name, case))
+                observe(results[-1], partial(map_by_head, bundle, foreign, results[-1], case))
             providers = {path.name: session.provider}
-    not_checked = (*_not_checked(bundle.spec, fit), *((through,) if through else ()))
+    not_checked = (*_not_checked(bundle.spec, fit), *twin_note(file, placement))
     notes = (f"inputs: {', '.join(map(str, fit.pairs))}", f"output: {fit.output}", file.judged)
     return VerifyReport(
         bundle.spec.name, tuple(results), providers, notes=notes, not_checked=not_checked, seed=seed
@@ -164,8 +165,8 @@ def _unloaded(
 def _translation(fit: _Fit, *, twin: bool) -> Callable[[Feeds], dict[str, Array]]:
     spec = fit.spec
 
-    def dtype(tensor: TensorSpec) -> str:
-        return "float32" if twin and tensor.dtype == "bfloat16" else tensor.dtype
+    def typed(tensor: TensorSpec) -> TensorSpec:
+        return in_fp32(tensor) if twin else tensor
 
     def translate(feeds: Feeds) -> dict[str, Array]:
         first = feeds[spec.signature.inputs[0].name]
@@ -173,20 +174,20 @@ def _translation(fit: _Fit, *, twin: bool) -> Callable[[Feeds], dict[str, Array]
         queries, keys = first.shape[1], sizes[spec.key_axis]
         theirs = {}
         for pair in fit.pairs:
-            tensor = replace(pair.theirs, dtype=dtype(pair.theirs))
+            tensor = typed(pair.theirs)
             if pair.ours.is_float:
                 theirs[tensor.name] = feeds[pair.ours.name].astype(numpy_dtype(tensor.dtype))
             else:
                 theirs[tensor.name] = from_keep(feeds[pair.ours.name], tensor, queries, fit.form)
         for tensor in fit.all_kept:
-            kept, typed = np.ones((len(first), keys), bool), replace(tensor, dtype=dtype(tensor))
-            theirs[tensor.name] = from_keep(kept, typed, queries, form_of(typed.dtype))
+            kept = np.ones((len(first), keys), bool)
+            theirs[tensor.name] = from_keep(kept, typed(tensor), queries, form_of(tensor.dtype))
         return theirs
 
     return translate
 
 
-def _cases(bundle: Bundle, fit: _Fit, seed: int) -> list[Case]:
+def _cases(bundle: Bundle, fit: _Fit, seed: int, names: Sequence[str]) -> list[Case]:
     spec, limits = fit.spec, fit.spec.signature
     requests = [
         r
@@ -195,7 +196,10 @@ def _cases(bundle: Bundle, fit: _Fit, seed: int) -> list[Case]:
     ]
     takes_mask = any(not pair.ours.is_float for pair in fit.pairs)
     cases = standard_cases(spec, requests, seed)
-    return [case for case in cases if takes_mask or _all_kept(case)]
+    unknown = [name for name in names if name not in {case.name for case in cases}]
+    if unknown:
+        raise InputError(f"no case {unknown[0]!r}; cases: {', '.join(case.name for case in cases)}")
+    return [c for c in cases if (takes_mask or _all_kept(c)) and (not names or c.name in names)]
 
 
 def _all_kept(case: Case) -> bool:

@@ -13,7 +13,7 @@ from mha_deploy.errors import FeedError, GraphError, InputError
 from mha_deploy.foreign.drawing import named, sizes_of
 from mha_deploy.foreign.matching import BY_NAME, Pair, match_inputs, parse_names
 from mha_deploy.foreign.onnx_file import ForeignFile, dims_of, read_foreign
-from mha_deploy.foreign.session import as_rows, runnable
+from mha_deploy.foreign.session import as_rows, in_fp32, runnable, through_twin, twin_note
 from mha_deploy.masks import form_of, from_keep, narrowed
 from mha_deploy.precision import numpy_dtype
 from mha_deploy.proof import Comparison, cases_at, compare
@@ -77,7 +77,9 @@ def verify_against_file(
         f"dims: {', '.join(map(str, ranges)) or 'none'}",
         file.judged,
     )
-    with runnable(file, placement) as (runs, through):
+    if through_twin(file, placement):
+        pairs = tuple(replace(pair, theirs=in_fp32(pair.theirs)) for pair in pairs)
+    with runnable(file, placement) as runs:
         try:
             session = open_inference_session(runs, placement)
         except GraphError as error:
@@ -89,7 +91,7 @@ def verify_against_file(
             results += _results(
                 file, name, case, before=before, run=partial(_run, session, pairs, outputs), budget=budget
             )
-    lines = [*_not_checked(file, right, pairs, outputs), *((through,) if through else ())]
+    lines = [*_not_checked(file, right, pairs, outputs), *twin_note(file, placement)]
     return VerifyReport(
         path.name,
         tuple(results),

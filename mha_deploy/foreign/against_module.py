@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ import numpy as np
 from mha_deploy.cases import Case
 from mha_deploy.errors import GraphError
 from mha_deploy.foreign.drawing import Drawing, Drawn, named, sizes_of
+from mha_deploy.foreign.file_map import map_by_output
 from mha_deploy.foreign.onnx_file import ForeignFile, dims_of, read_foreign
-from mha_deploy.foreign.session import FileSession, runnable
+from mha_deploy.foreign.session import FileSession, Foreign, in_fp32, runnable, twin_note
 from mha_deploy.masks import narrowed
 from mha_deploy.precision import Precision, numpy_dtype
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement
@@ -21,6 +23,7 @@ from mha_deploy.verification import (
     OUT_OF_RANGE,
     CaseResult,
     Judge,
+    Observe,
     VerifyReport,
     failed_case,
     judged_or_failed,
@@ -34,9 +37,11 @@ def verify_against_module(
     dims: Sequence[str] = (),
     output_name: str = "",
     max_relative_error: float = 0.0,
+    cases: Sequence[str] = (),
     placement: Placement = DEFAULT_PLACEMENT,
     seed: int = 0,
     progress: Callable[[str], None] = lambda _: None,
+    observe: Observe = lambda _result, _map: None,
 ) -> VerifyReport:
     """Hold the ONNX file at `path` against the module of `reference`, "file.py:factory".
 
@@ -45,6 +50,7 @@ def verify_against_module(
     its runs at the file's precision. `dims` ("seq=1:128:512") give ranges, else every axis is 1..8..32.
     Rows where the module itself is not finite, as those of a query with nothing to look at often are,
     are not compared, and the case says how many. A file that does not load or run has failed.
+    `cases` names the cases to run, all where empty; `observe` is as in `verify`.
 
     Raises:
         InputError: no such file, a reference that cannot be loaded or run, an unknown dim or output, or
@@ -73,28 +79,24 @@ def verify_against_module(
     drawing = Drawing(file, ranges, takes, seed)
     judge = Judge(judged, max_relative_error=max_relative_error)
     notes = (f"output: {output}", f"dims: {', '.join(map(str, ranges)) or 'none'}", file.judged)
-    with runnable(file, placement) as (runs, through):
+    foreign = Foreign(file, signature, output.name, partial(_typed, file), placement)
+    results = []
+    with runnable(file, placement) as runs:
         try:
-            session = FileSession(
-                runs,
-                file,
-                signature,
-                translate=_typed(file, twin=runs != path),
-                output=output.name,
-                placement=placement,
-            )
+            session = foreign.open(runs)
         except GraphError as error:
             results = [failed_case("load", path.name, file.precision, sizes_of(ranges), str(error))]
             return VerifyReport(
                 path.name, tuple(results), {path.name: "not loaded"}, against=against, notes=notes
             )
         with session:
-            results = []
-            for drawn in drawing.cases():
+            for drawn in drawing.cases(cases):
                 progress(f"{path.name}: {drawn.name}")
-                results.append(_result(judge, session, drawn, truth.run(drawn.feeds)["y"]))
+                case, lost = _case(drawn, truth.run(drawn.feeds)["y"])
+                results.append(_result(judge, session, case, lost))
+                observe(results[-1], partial(map_by_output, judged, foreign, results[-1], case))
             providers = {path.name: session.provider}
-    not_checked = (*_not_checked(file, drawing, output.name), *((through,) if through else ()))
+    not_checked = (*_not_checked(file, drawing, output.name), *twin_note(file, placement))
     return VerifyReport(
         path.name,
         tuple(results),
@@ -107,15 +109,20 @@ def verify_against_module(
     )
 
 
-def _result(judge: Judge, session: FileSession, drawn: Drawn, truth: Array) -> CaseResult:
-    """The case over the rows where the module is finite; out of range where there is none."""
+def _case(drawn: Drawn, truth: Array) -> tuple[Case, str]:
+    """The case over the rows where the module is finite, and what to say of the others."""
     rows = np.asarray(np.isfinite(truth).all(axis=-1))
-    lost = f"{rows.size - int(rows.sum())} of {rows.size} rows not compared: the module is not finite there"
-    if not rows.any():
-        result = failed_case(drawn.name, session.name, session.precision, drawn.sizes, lost)
+    lost = rows.size - int(rows.sum())
+    said = f"{lost} of {rows.size} rows not compared: the module is not finite there" if lost else ""
+    return Case(drawn.name, drawn.sizes, drawn.feeds, rows), said
+
+
+def _result(judge: Judge, session: FileSession, case: Case, lost: str) -> CaseResult:
+    if not case.compared.any():
+        result = failed_case(case.name, session.name, session.precision, case.sizes, lost)
         return replace(result, outcome=OUT_OF_RANGE)
-    result = judged_or_failed(judge, session, session.name, Case(drawn.name, drawn.sizes, drawn.feeds, rows))
-    return result if rows.all() else replace(result, note="; ".join(filter(None, (result.note, lost))))
+    result = judged_or_failed(judge, session, session.name, case)
+    return replace(result, note="; ".join(filter(None, (result.note, lost))))
 
 
 def _signature(file: ForeignFile) -> Signature:
@@ -126,9 +133,7 @@ def _signature(file: ForeignFile) -> Signature:
 
 
 def _typed(file: ForeignFile, *, twin: bool) -> Callable[[Feeds], dict[str, Array]]:
-    dtypes = {
-        t.name: numpy_dtype("float32" if twin and t.dtype == "bfloat16" else t.dtype) for t in file.inputs
-    }
+    dtypes = {t.name: numpy_dtype((in_fp32(t) if twin else t).dtype) for t in file.inputs}
     return lambda feeds: {name: narrowed(array, dtypes[name]) for name, array in feeds.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -48,33 +49,46 @@ class Drawing:
         self.guessed = tuple(name for name, guess in self._inputs.masks.items() if guess)
         self._is_attention = file.is_attention
 
-    def cases(self) -> list[Drawn]:
-        """Sizes, magnitudes and, where the file is an attention, masks and a sharp softmax."""
+    def cases(self, names: Sequence[str] = ()) -> list[Drawn]:
+        """Sizes, magnitudes and, where the file is an attention, masks and a sharp softmax.
+
+        Raises:
+            InputError: one of `names` is no case of this file, or the reference does not run.
+        """
+        made = self._makers()
+        unknown = [name for name in names if name not in made]
+        if unknown:
+            raise InputError(f"no case {unknown[0]!r}; cases of this file: {', '.join(made)}")
+        return [make() for name, make in made.items() if not names or name in names]
+
+    def _makers(self) -> dict[str, Callable[[], Drawn]]:
         dims = self._dims
         small = {d.name: _within(d, _SMALL[i % len(_SMALL)]) for i, d in enumerate(dims)}
-        odd = {d.name: _within(d, 3 + 2 * i) for i, d in enumerate(dims)}
-        sizes = {"min": {d.name: d.min for d in dims}, "opt": {d.name: d.opt for d in dims}}
-        sizes |= {"max": {d.name: d.max for d in dims}, "odd": odd} if dims else {}
-        drawn = [
-            self._drawn(name, size, number) for number, (name, size) in enumerate(sizes.items(), start=2)
-        ]
-        drawn.append(self._scaled(self._drawn("large-values", small, 6), 1000.0))
+        sizes = {"min": {d.name: d.min for d in dims}}
+        if dims:
+            odd = {d.name: _within(d, 3 + 2 * i) for i, d in enumerate(dims)}
+            sizes |= {"opt": {d.name: d.opt for d in dims}, "max": {d.name: d.max for d in dims}, "odd": odd}
+        made: dict[str, Callable[[], Drawn]] = {
+            name: partial(self._drawn, name, size, number)
+            for number, (name, size) in enumerate(sizes.items(), start=2)
+        }
+        made["large-values"] = lambda: self._scaled(self._drawn("large-values", small, 6), 1000.0)
         if not self._is_attention:
-            return drawn
-        drawn.append(self._scaled(self._drawn("sharp-softmax", small, 7), 4.0))
+            return made
+        made["sharp-softmax"] = lambda: self._scaled(self._drawn("sharp-softmax", small, 7), 4.0)
         if any(tensor.is_float for tensor in self.masks):
-            drawn.append(self._drawn("mask-as-bias", small, BIAS))
+            made["mask-as-bias"] = partial(self._drawn, "mask-as-bias", small, BIAS)
         if self.masks:
-            drawn.append(self._masked(self._drawn(PADDED, small, 8), _padded))
-            drawn.append(self._masked(self._drawn(HIDDEN, small, 9), _all_or_nothing))
-        return drawn
+            made[PADDED] = lambda: self._masked(self._drawn(PADDED, small, 8), _padded)
+            made[HIDDEN] = lambda: self._masked(self._drawn(HIDDEN, small, 9), _all_or_nothing)
+        return made
 
     def _drawn(self, name: str, sizes: Sizes, number: int) -> Drawn:
-        """Draw `number` of `Inputs`: masks mostly True or 0, but for draw BIAS."""
+        """Draw `number` of `Inputs`: float masks mostly 0, but for draw BIAS."""
         number = number if number == BIAS else number + 16 * self._seed
         refused = []
         for integers in [*self._inputs.ranges(sizes), Range(0, 1), Range(1, 1)]:
-            feeds = self._inputs.draw(sizes, number, integers)
+            feeds = self._halved(self._inputs.draw(sizes, number, integers), number)
             try:
                 self._takes(feeds)
             except InputError as error:
@@ -82,6 +96,16 @@ class Drawing:
                 continue
             return Drawn(name, sizes, feeds)
         raise refused[0]
+
+    def _halved(self, feeds: dict[str, Array], number: int) -> dict[str, Array]:
+        """Boolean and integer masks half True: which of the two values hides is not known."""
+        random = np.random.default_rng([number, self._seed])
+        halves = {
+            t.name: (random.random(feeds[t.name].shape) < 0.5).astype(feeds[t.name].dtype)
+            for t in self.masks
+            if not t.is_float
+        }
+        return feeds | halves
 
     def _scaled(self, case: Drawn, factor: float) -> Drawn:
         masks = {tensor.name for tensor in self.masks}

@@ -8,6 +8,10 @@ tolerance. Integer precisions have no yardstick; they are held to a budget that 
     report.py      what was found, as plain data
     judge.py       one session on one case
     run.py         every artifact of a bundle on every case
+    junit.py       a report for CI systems
+    heatmap.py     one artifact's error on one case over position and head
+    artifact_map.py, context_value.py    where the artifact's values come from
+    picture.py     a heat map drawn
 """
 
 from mha_deploy.verification.judge import Judge, Reference, as_inputs
@@ -19,7 +23,7 @@ from mha_deploy.verification.report import (
     CaseResult,
     VerifyReport,
 )
-from mha_deploy.verification.run import failed_case, judged_or_failed, verify
+from mha_deploy.verification.run import Observe, failed_case, judged_or_failed, verify
 
 __all__ = [
     "FAILED",
@@ -28,6 +32,7 @@ __all__ = [
     "RULE",
     "CaseResult",
     "Judge",
+    "Observe",
     "Reference",
     "VerifyReport",
     "as_inputs",

@@ -42,9 +42,7 @@ class Judge:
     """
 
     def __init__(self, reference: MultiHeadAttention | Reference, *, max_relative_error: float = 0.0) -> None:
-        from mha_deploy.attention import MultiHeadAttention
-
-        self._reference = _Block(reference) if isinstance(reference, MultiHeadAttention) else reference
+        self._reference = as_reference(reference)
         self._max_relative_error = max_relative_error
         self._references: dict[tuple[str, Precision], Session] = {}
 
@@ -141,6 +139,12 @@ class Judge:
         if key not in self._references:
             self._references[key] = self._reference.open(path, precision)
         return self._references[key].run(feeds)["y"]
+
+
+def as_reference(reference: MultiHeadAttention | Reference) -> Reference:
+    from mha_deploy.attention import MultiHeadAttention
+
+    return _Block(reference) if isinstance(reference, MultiHeadAttention) else reference
 
 
 class _Block:

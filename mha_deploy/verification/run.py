@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from mha_deploy.bundle import Bundle
 from mha_deploy.cases import Case, standard_cases
@@ -11,8 +12,12 @@ from mha_deploy.errors import FrozenAxisError, GraphError, MissingError
 from mha_deploy.precision import Precision
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
 from mha_deploy.signature import Sizes
+from mha_deploy.verification.artifact_map import artifact_map
+from mha_deploy.verification.heatmap import HeatMap
 from mha_deploy.verification.judge import Judge
 from mha_deploy.verification.report import FAILED, CaseResult, VerifyReport
+
+Observe = Callable[[CaseResult, Callable[[], HeatMap]], None]
 
 
 def verify(
@@ -22,9 +27,11 @@ def verify(
     cases: Sequence[Case] = (),
     placement: Placement = DEFAULT_PLACEMENT,
     progress: Callable[[str], None] = lambda _: None,
+    observe: Observe = lambda _result, _map: None,
 ) -> VerifyReport:
     """Hold artifacts (all, or those named) against the reference on `cases` (the standard ones).
 
+    `observe` sees each result as it comes, with a function that makes its heat map.
     What this machine cannot run is listed in the report, unless it was named or nothing runs.
 
     Raises:
@@ -48,6 +55,7 @@ def verify(
             for case in cases:
                 progress(f"{artifact.name}: {case.name}")
                 results.append(judged_or_failed(judge, session, artifact.name, case))
+                observe(results[-1], partial(artifact_map, bundle, results[-1], case, placement))
     return VerifyReport(bundle.spec.name, tuple(results), providers, not_run)
 
 
