@@ -31,6 +31,26 @@ class Padded(nn.Module):
         return self.attention(x, x, x, key_padding_mask=key_padding_mask)
 
 
+class OfTokens(nn.Module):
+    # Integers only, a mask of 1 = keep, several outputs by name: as Hugging Face has it.
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.embedding = nn.Embedding(20, WIDTH)
+        self.project = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, input_ids, attention_mask):
+        x = self.embedding(input_ids)
+        hidden = (1 - attention_mask[:, None].to(x.dtype)) * torch.finfo(x.dtype).min
+        weights = (self.project(x) @ x.mT / WIDTH**0.5 + hidden).softmax(-1)
+        return {"y": weights @ x, "embedded": x}
+
+
+def tokens():
+    return OfTokens()
+
+
 def right():
     return Padded()
 

@@ -32,12 +32,49 @@ def reference(tmp_path_factory):
     return path
 
 
+def token_graph(path):
+    """`OfTokens` written by hand."""
+    module = load(path.parent / "model.py").tokens()
+    stored = {name: t.numpy() for name, t in module.state_dict().items()}
+    stored |= {"axis": np.array([1]), "one": np.float32(1), "lowest": np.finfo(np.float32).min}
+    stored |= {"scale": np.float32(32**-0.5), "matrix": np.ascontiguousarray(stored["project.weight"].T)}
+    op = helper.make_node
+    nodes = [
+        op("Gather", ["embedding.weight", "input_ids"], ["x"]),
+        op("MatMul", ["x", "matrix"], ["q_"]),
+        op("Add", ["q_", "project.bias"], ["q"]),
+        op("Transpose", ["x"], ["k"], perm=[0, 2, 1]),
+        op("MatMul", ["q", "k"], ["scores_"]),
+        op("Mul", ["scores_", "scale"], ["scores"]),
+        op("Unsqueeze", ["attention_mask", "axis"], ["row"]),
+        op("Cast", ["row"], ["kept"], to=TensorProto.FLOAT),
+        op("Sub", ["one", "kept"], ["hidden"]),
+        op("Mul", ["hidden", "lowest"], ["bias"]),
+        op("Add", ["scores", "bias"], ["masked"]),
+        op("Softmax", ["masked"], ["weights"]),
+        op("MatMul", ["weights", "x"], ["y"]),
+    ]
+    axes = ["batch", "seq"]
+    inputs = [
+        helper.make_tensor_value_info(n, TensorProto.INT64, axes) for n in ("input_ids", "attention_mask")
+    ]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [*axes, 32])]
+    weights = [numpy_helper.from_array(np.asarray(array), name) for name, array in stored.items()]
+    graph = helper.make_graph(nodes, "tokens", inputs, outputs, weights)
+    return save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location("reference", path)
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
 @pytest.fixture(scope="module")
 def exported(reference):
     """torch.nn.MultiheadAttention with a key padding mask, as torch.onnx.export leaves it by default."""
-    spec = importlib.util.spec_from_file_location("reference", reference)
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
+    loaded = load(reference)
     path = reference.with_name("exported.onnx")
     axes = dict(enumerate(torch.export.Dim(name) for name in ("batch", "seq")))
     with warnings.catch_warnings(), torch.no_grad():
@@ -145,6 +182,18 @@ def test_a_length_in_place_of_a_mask_fails(exported, reference, tmp_path):
     replaced(model.graph.node, [*front, *model.graph.node])
     onnx.save(model, tmp_path / "length.onnx")
     assert failed(verified(tmp_path / "length.onnx", reference, cases=["padding"])) == ["padding"]
+
+
+def test_a_module_of_integers_gets_indices_it_takes_and_a_mask_of_zeros_and_ones(reference):
+    path = token_graph(reference.with_name("tokens.onnx"))
+    report = verified(path, reference, "tokens", dims=("batch=1:2:4", "seq=1:8:40"))
+    assert report.passed, report.cases
+    assert all(case.yardstick > 0 for case in report.cases)
+    assert any("attention_mask beyond a name: drawn as a mask" in line for line in report.not_checked)
+    assert any("integer inputs input_ids" in line for line in report.not_checked)
+    with pytest.raises(InputError, match=r"tokens\.onnx has no floating-point input to move"):
+        verify_against_file(path, path)
+    assert verify_against_file(path, path, max_relative_error=1e-5).passed
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,8 @@ def verify_against_file(
     Both run on the same random inputs (`proof.compare`, which also proves our own rewrites): masks of
     0 and -inf or of booleans, finite ones, integers. `other` runs in ONNX Runtime, or in onnx.reference
     where that does not take it. Two files alone do not tell what a coarser precision costs: where
-    theirs differ, `max_relative_error` is the budget. `dims` and `input_names` ("other=path's") are
-    as elsewhere. A file that does not load or run has failed.
+    theirs differ, or where no input can be moved, `max_relative_error` is the budget. `dims` and
+    `input_names` ("other=path's") are as elsewhere. A file that does not load or run has failed.
 
     Raises:
         InputError: no such file, inputs that cannot be told apart, no output in common, an unknown dim,
@@ -67,6 +67,12 @@ def verify_against_file(
             f"{path.name} computes in {file.computes}, {other.name} in {right.computes}: two files alone do "
             "not tell what that costs; declare a budget with --max-relative-error 1%, or hold the file to "
             "its module with --reference"
+        )
+    masks = masks_among(other, right.inputs)
+    if not budget and not any(t.is_float and t.name not in masks for t in right.inputs):
+        raise InputError(
+            f"{other.name} has no floating-point input to move, so it has no yardstick; declare a budget "
+            "with --max-relative-error 0.01%, or hold the file to its module with --reference"
         )
     pairs = match_inputs(right.inputs, file.inputs, parse_names(input_names))
     ranges = dims_of(right, dims)

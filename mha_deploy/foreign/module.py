@@ -92,6 +92,8 @@ class _ModuleSession(Session):
         self._spelled_out, self._position = path == "spelled-out", position
         try:
             self._module = copy.deepcopy(module).to(self._dtype).eval()
+            if path.startswith("moved-"):
+                _move_weights(self._module, precision, int(path.removeprefix("moved-")))
         except Exception as error:  # of the user's own module
             raise InputError(
                 f"the reference module cannot be converted to {precision.value}: {one_line(error)}"
@@ -124,6 +126,16 @@ class _ModuleSession(Session):
 
     def _check_outputs(self, outputs: dict[str, Array], sizes: Mapping[str, int]) -> None:
         """Whatever shape the reference answers with is right."""
+
+
+def _move_weights(module: nn.Module, precision: Precision, seed: int) -> None:
+    """Every weight by up to one eps of itself."""
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in module.parameters():
+            if weight.is_floating_point():
+                step = 2 * torch.rand(weight.shape, generator=random, dtype=torch.float64) - 1
+                weight.copy_(weight.to(torch.float64) * (1 + precision.eps * step))
 
 
 @contextlib.contextmanager
