@@ -44,7 +44,7 @@ def said(report):
 )
 def test_masks_of_other_forms_are_fed_in_their_own(mask, name, form, canonical, small_bundle, tmp_path):
     path = edited(canonical, tmp_path / "foreign.onnx", mask=mask)
-    report = verify_file(small_bundle, path, mask_form=form, cases=FEW)
+    report = verify_file(small_bundle, path, mask_form=form, names=FEW)
     assert outcomes(report) == dict.fromkeys(FEW, "passed")
     assert f"whether mask '{name}'" in said(report)
     assert "by shape and dtype" in report.notes[0]
@@ -52,14 +52,14 @@ def test_masks_of_other_forms_are_fed_in_their_own(mask, name, form, canonical, 
 
 def test_an_inverted_mask_fails_where_anything_is_masked(canonical, small_bundle, tmp_path):
     path = edited(canonical, tmp_path / "foreign.onnx", mask="ignore", rename=[("ignored", "mask_")])
-    assert set(outcomes(verify_file(small_bundle, path, cases=FEW)).values()) == {"failed"}
+    assert set(outcomes(verify_file(small_bundle, path, names=FEW)).values()) == {"failed"}
 
 
 def test_inputs_and_outputs_of_other_names_are_found_by_shape_or_said(canonical, small_bundle, tmp_path):
     path = edited(canonical, tmp_path / "f.onnx", rename=[("x", "hidden"), ("y", "out")], extra_output=True)
     with pytest.raises(InputError, match=r"2 outputs; name one with --output-name: out .*, again "):
         verify_file(small_bundle, path)
-    report = verify_file(small_bundle, path, output_name="out", input_names=["mask=mask"], cases=["min"])
+    report = verify_file(small_bundle, path, output_name="out", input_names=["mask=mask"], names=["min"])
     assert report.passed
     assert report.notes[0] == "inputs: mask = mask (as named), hidden = x (by shape and dtype)"
     assert "outputs again: only out is compared" in said(report)
@@ -87,20 +87,20 @@ def test_one_input_of_ours_may_feed_several_of_theirs():
 
 def test_a_frozen_axis_fails_unless_it_is_declared(canonical, small_bundle, tmp_path):
     path = edited(canonical, tmp_path / "frozen.onnx", sizes=[("seq", 16)])
-    report = verify_file(small_bundle, path, cases=FEW)
+    report = verify_file(small_bundle, path, names=FEW)
     frozen = report.cases[0]
     assert (frozen.name, frozen.outcome) == ("axis seq", "failed")
     assert "frozen at 16, the bundle has 1..64" in frozen.note
     assert {case.sizes["seq"] for case in report.cases} == {16}
     assert outcomes(report) == {"axis seq": "failed", **dict.fromkeys(FEW, "passed")}
     assert "sizes of seq other than 16" in said(report)
-    declared = verify_file(small_bundle, path, dims=["seq=16"], cases=FEW)
+    declared = verify_file(small_bundle, path, dims=["seq=16"], names=FEW)
     assert declared.passed
 
 
 def test_without_a_mask_input_padding_is_not_checked_and_that_is_said(tmp_path):
     bundle, model = foreign_block(SPELLED_OUT, tmp_path, dims=SMALL_DIMS)
-    report = verify_file(bundle, save(model, tmp_path / "unmasked.onnx"), cases=(*FEW, "sharp-softmax"))
+    report = verify_file(bundle, save(model, tmp_path / "unmasked.onnx"), names=(*FEW, "sharp-softmax"))
     assert outcomes(report) == {"odd": "passed", "sharp-softmax": "passed"}
     assert "padding right, left and with holes, fully masked rows" in said(report)
 
@@ -109,9 +109,9 @@ def test_key_value_heads_in_the_wrong_order_are_caught(tmp_path):
     form = replace(SPELLED_OUT, kv_heads=2)
     bundle, model = foreign_block(form, tmp_path, mask="none", dims=SMALL_DIMS)
     names = ("odd", "sharp-softmax")
-    assert verify_file(bundle, save(model, tmp_path / "right.onnx"), cases=names).passed
+    assert verify_file(bundle, save(model, tmp_path / "right.onnx"), names=names).passed
     with_tiled_heads(model)
-    wrong = verify_file(bundle, save(model, tmp_path / "tiled.onnx"), cases=names)
+    wrong = verify_file(bundle, save(model, tmp_path / "tiled.onnx"), names=names)
     assert outcomes(wrong) == dict.fromkeys(names, "failed")
 
 
@@ -120,9 +120,9 @@ def test_causality_from_the_last_key_is_caught_where_lengths_differ(tmp_path):
     dims = (Dim("batch", 1, 2, 4), Dim("q_len", 8, 8, 16), Dim("kv_len", 8, 8, 24))
     bundle, model = foreign_block(form, tmp_path, kind="cross", causal=True, mask="none", dims=dims)
     names = ("opt", "max")
-    assert verify_file(bundle, save(model, tmp_path / "right.onnx"), cases=names).passed
+    assert verify_file(bundle, save(model, tmp_path / "right.onnx"), names=names).passed
     aligned_to_the_last_key(model)
-    wrong = verify_file(bundle, save(model, tmp_path / "wrong.onnx"), cases=names)
+    wrong = verify_file(bundle, save(model, tmp_path / "wrong.onnx"), names=names)
     assert outcomes(wrong) == {"opt": "passed", "max": "failed"}
 
 
@@ -151,9 +151,9 @@ def test_a_file_that_fails_at_some_sizes_fails_those_cases_only(canonical, small
     last.output[0] = "y_"
     model.graph.node.append(onnx.helper.make_node("Add", ["y_", "traced"], ["y"]))
     onnx.save(model, tmp_path / "baked.onnx")
-    report = verify_file(small_bundle, tmp_path / "baked.onnx", cases=("opt", "odd"))
+    report = verify_file(small_bundle, tmp_path / "baked.onnx", names=("opt", "odd"))
     assert outcomes(report) == {"opt": "passed", "odd": "failed"}
-    assert "Name:" in report.cases[1].note or "Add" in report.cases[1].note
+    assert "ONNX Runtime failed to run" in next(c.note for c in report.cases if c.name == "odd")
 
 
 def test_the_precision_is_read_from_products_and_weights(canonical, tmp_path):
@@ -175,7 +175,7 @@ def test_integer_products_need_a_budget_and_are_held_to_it(canonical, small_bund
     quantize_dynamic(canonical, path, op_types_to_quantize=["MatMul"])
     with pytest.raises(InputError, match=r"--max-relative-error 2\.5%"):
         verify_file(small_bundle, path)
-    generous = verify_file(small_bundle, path, max_relative_error=0.2, cases=["opt"])
+    generous = verify_file(small_bundle, path, max_relative_error=0.2, names=["opt"])
     assert (generous.passed, generous.cases[0].max_relative_error) == (True, 0.2)
     strict = cli("verify", small_bundle.folder, "--onnx", path, "--max-relative-error", "0.01%", "--json")
     assert (strict.exit_code, json.loads(strict.stdout)["cases"][1]["max_relative_error"]) == (1, 0.0001)
@@ -190,7 +190,7 @@ def test_integer_products_need_a_budget_and_are_held_to_it(canonical, small_bund
         (["DIR", "--onnx", "F", "--dim", "heads=3"], "no such axis; dynamic axes here: batch, seq"),
         (["DIR", "--onnx", "F", "--dim", "seq=9:3"], "expected AXIS=SIZE, AXIS=MIN:MAX or"),
         (["DIR", "--onnx", "F", "--input-name", "x"], "as ours=theirs"),
-        (["DIR", "--onnx", "F", "--max-relative-error", "much"], "expected a share above 0, as 2.5%"),
+        (["DIR", "--onnx", "F", "--max-relative-error", "much"], "expected a share below 1, as 2.5%"),
         (["F", "--against", "F", "--heat-map", "a.png"], "--heat-map shows an error against a reference"),
         (["DIR", "--heat-map", "a.jpeg"], "expected a file that ends in .png"),
     ],

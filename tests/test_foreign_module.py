@@ -111,19 +111,19 @@ def test_torchs_own_export_of_its_own_attention_passes(exported, reference, cli)
 
 
 def test_rows_where_the_module_itself_is_nan_are_counted_and_not_compared(exported, reference):
-    (hidden,) = verified(exported, reference, cases=["fully-masked-row"]).cases
+    (hidden,) = verified(exported, reference, names=["fully-masked-row"]).cases
     assert hidden.passed
     assert "rows not compared: the module is not finite there" in hidden.note
 
 
 def test_another_output_is_compared_where_it_is_named(exported, reference):
-    report = verified(exported, reference, output_name="weights", cases=["odd"])
+    report = verified(exported, reference, output_name="weights", names=["odd"])
     assert report.passed
     assert "outputs y: only weights is compared" in report.not_checked
 
 
 def test_one_weight_row_off_by_a_thousandth_fails(exported, reference):
-    assert failed(verified(exported, reference, "other_weights", cases=["odd"]))
+    assert failed(verified(exported, reference, "other_weights", names=["odd"]))
 
 
 def test_an_inverted_mask_fails(exported, reference, tmp_path):
@@ -134,7 +134,7 @@ def test_an_inverted_mask_fails(exported, reference, tmp_path):
     replaced(model.graph.node, [inverted, *model.graph.node])
     onnx.save(model, tmp_path / "inverted.onnx")
     names = ["odd", "padding"]
-    assert failed(verified(tmp_path / "inverted.onnx", reference, cases=names)) == names
+    assert failed(verified(tmp_path / "inverted.onnx", reference, names=names)) == names
 
 
 def test_a_file_that_onnx_runtime_optimised_is_read_and_passes(exported, reference):
@@ -145,7 +145,7 @@ def test_a_file_that_onnx_runtime_optimised_is_read_and_passes(exported, referen
     options.log_severity_level = 4
     onnxruntime.InferenceSession(str(exported), options, providers=["CPUExecutionProvider"])
     assert "com.microsoft" in {node.domain for node in onnx.load(path, load_external_data=False).graph.node}
-    assert verified(path, reference, cases=["odd", "padding"]).passed
+    assert verified(path, reference, names=["odd", "padding"]).passed
 
 
 def test_right_left_and_hole_padding_are_among_the_cases(exported, reference):
@@ -181,7 +181,7 @@ def test_a_length_in_place_of_a_mask_fails(exported, reference, tmp_path):
         model.graph.initializer.append(numpy_helper.from_array(np.array(value, np.int64), name))
     replaced(model.graph.node, [*front, *model.graph.node])
     onnx.save(model, tmp_path / "length.onnx")
-    assert failed(verified(tmp_path / "length.onnx", reference, cases=["padding"])) == ["padding"]
+    assert failed(verified(tmp_path / "length.onnx", reference, names=["padding"])) == ["padding"]
 
 
 def test_a_module_of_integers_gets_indices_it_takes_and_a_mask_of_zeros_and_ones(reference):

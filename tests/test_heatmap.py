@@ -10,7 +10,6 @@ import pytest
 from foreign_files import edited
 from onnx import numpy_helper
 
-from mha_deploy.cases import standard_cases
 from mha_deploy.errors import InputError, MissingError
 from mha_deploy.foreign import verify_file
 from mha_deploy.verification import verify
@@ -43,7 +42,7 @@ def broken(bundle, path, projection, rows):
 
 def mapped(bundle, path, case="odd", **options):
     chosen = Chosen(case)
-    verify_file(bundle, path, cases=[case], observe=chosen.see, **options)
+    verify_file(bundle, path, names=[case], observe=chosen.see, **options)
     return chosen.make()
 
 
@@ -90,8 +89,7 @@ def test_a_file_that_folds_batch_and_position_is_put_back(canonical, tmp_path):
 
 def test_without_a_name_the_worst_case_is_drawn(small_bundle):
     chosen = Chosen()
-    cases = [c for c in standard_cases(small_bundle.spec) if c.name in ("odd", "sharp-softmax")]
-    report = verify(small_bundle, cases=cases, observe=chosen.see)
+    report = verify(small_bundle, names=("odd", "sharp-softmax"), observe=chosen.see)
     worst = max(report.cases, key=lambda case: case.needed)
     assert chosen.make().case == worst.name
     unknown = Chosen("absent")

@@ -10,7 +10,15 @@ import pytest
 from junitparser import Failure, JUnitXml, Skipped
 
 from mha_deploy.precision import Precision
-from mha_deploy.verification import FAILED, OUT_OF_RANGE, PASSED, CaseResult, VerifyReport
+from mha_deploy.verification import (
+    FAILED,
+    NOT_CHECKED,
+    OUT_OF_RANGE,
+    PASSED,
+    CaseResult,
+    PropertyResult,
+    VerifyReport,
+)
 from mha_deploy.verification.junit import junit_xml, write_junit
 
 CASE = CaseResult(
@@ -92,6 +100,18 @@ def test_the_counts_are_those_of_the_elements_and_names_are_given():
         assert next(child.tag for child in suite) == "properties"
         assert all(case.attrib["name"] and case.attrib["classname"] for case in suite.iter("testcase"))
     assert int(root.attrib["tests"]) == sum(int(suite.attrib["tests"]) for suite in root)
+
+
+def test_properties_are_cases_too():
+    held = PropertyResult("batch-order", "canonical", Precision.FP32, PASSED, 0.0, 0.0, 1e-7, 2e-7)
+    moved = replace(held, name="batch-mates", outcome=FAILED, deviation=5e-7)
+    idle = replace(held, name="key-order", outcome=NOT_CHECKED, note="self attention", deviation=np.nan)
+    found = cases_of(report(CASE, properties=(held, moved, idle)))
+    assert not found["canonical", "property batch-order"]
+    (failure,) = found["canonical", "property batch-mates"]
+    assert failure.message == "deviation 5e-07, allowed 2e-07, needed 5 x"
+    (skipped,) = found["canonical", "property key-order"]
+    assert skipped.message == "not checked: self attention"
 
 
 def test_characters_that_xml_cannot_hold_are_escaped(tmp_path):

@@ -17,6 +17,24 @@ if TYPE_CHECKING:
 
 FOLDER = click.Path(path_type=Path)
 
+
+class Share(click.ParamType[float]):
+    """A share: 2.5% and 0.025 are the same."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value).strip()
+        try:
+            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            share = -1.0
+        if not 0 <= share < 1:
+            self.fail(f"{text!r}; expected a share below 1, as 2.5% or 0.025", param, ctx)
+        return share
+
+
+SHARE = Share()
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on stdout.")
 artifact_option = click.option("--artifact", default="", help="Artifact to run.  [default: the best one]")
 

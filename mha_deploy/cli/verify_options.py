@@ -9,19 +9,6 @@ import click
 from mha_deploy.cli.shared import FOLDER
 
 
-def share(_ctx: click.Context, _param: click.Parameter, text: str | None) -> float:
-    """`2.5%` or `0.025` as a number; 0 where the option was not given."""
-    if text is None:
-        return 0.0
-    try:
-        found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        found = 0.0
-    if not 0 < found < float("inf"):
-        raise click.BadParameter(f"{text!r}; expected a share above 0, as 2.5% or 0.025")
-    return found
-
-
 def foreign_options(command: Callable[..., None]) -> Callable[..., None]:
     """Options for files that something else made."""
     options = (
@@ -54,12 +41,6 @@ def foreign_options(command: Callable[..., None]) -> Callable[..., None]:
             type=click.Choice(["keep", "ignore", "additive"]),
             help="How the ONNX file's mask reads: True or 1 = keep, = ignore, or 0 and lowest.  [default: as "
             "its dtype says, additive where it is floating point, else keep]",
-        ),
-        click.option(
-            "--max-relative-error",
-            callback=share,
-            metavar="SHARE",
-            help="The error budget where there is no yardstick, as 2.5% or 0.025.",
         ),
     )
     for option in reversed(options):

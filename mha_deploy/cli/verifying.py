@@ -10,6 +10,7 @@ import click
 
 from mha_deploy.cli.shared import (
     FOLDER,
+    SHARE,
     console,
     json_option,
     placement,
@@ -27,17 +28,28 @@ if TYPE_CHECKING:
 
 # What each way to verify takes of the options that not all of them take, by the library's names.
 _TAKES = {
-    "": {"artifacts"},
-    "--onnx": {"input_names", "output_name", "mask_form", "dims", "max_relative_error"},
-    "--reference": {"output_name", "dims", "max_relative_error"},
+    "": {"artifacts", "names", "inputs", "seed", "max_relative_error", "fail_fast"},
+    "--onnx": {"input_names", "output_name", "mask_form", "dims", "names", "seed", "max_relative_error"},
+    "--reference": {"output_name", "dims", "names", "seed", "max_relative_error"},
     "--against": {"input_names", "dims", "max_relative_error"},
 }
-_FLAGS = {"artifacts": "--artifact", "dims": "--dim", "input_names": "--input-name"}
+_FLAGS = {"names": "--case", "artifacts": "--artifact", "dims": "--dim", "input_names": "--input-name"}
 
 
 @click.command()
 @click.argument("target", type=FOLDER)
 @click.option("--artifact", "artifacts", multiple=True, help="Only this artifact (repeatable).")
+@click.option("--case", "names", multiple=True, help="Only this case or property (repeatable).")
+@click.option("--inputs", type=FOLDER, help="Real inputs (.npz or .safetensors).  [default: the bundle's]")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of random inputs.")
+@click.option(
+    "--max-relative-error",
+    type=SHARE,
+    default=0.0,
+    help="Error budget where there is no yardstick, as for integer precisions: 2.5% or 0.025.  [default: the "
+    "one each was accepted with]",
+)
+@click.option("--fail-fast", is_flag=True, help="Stop at the first failure.")
 @foreign_options
 @report_options
 @placement_options
@@ -128,8 +140,11 @@ def _run(way: str, target: Path, held: Any, chosen: Chosen, **options: Any) -> V
         from mha_deploy.foreign import verify_file
 
         return verify_file(bundle, held, observe=chosen.see, **options)
+    from mha_deploy.tensor_files import read_tensors
     from mha_deploy.verification import verify as run
 
+    if "inputs" in options:
+        options["inputs"] = read_tensors(options["inputs"])
     return run(bundle, observe=chosen.see, **options)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from mha_deploy.bundle import Bundle
-from mha_deploy.cases import Case, standard_cases
-from mha_deploy.errors import GraphError, InputError
+from mha_deploy.cases import Case, real_cases
+from mha_deploy.errors import GraphError
 from mha_deploy.foreign.file_map import map_by_head
 from mha_deploy.foreign.matching import BY_NAME, Pair, looks_like_mask, match_inputs, parse_names
 from mha_deploy.foreign.onnx_file import ForeignFile, parse_dims, read_foreign
@@ -21,7 +21,17 @@ from mha_deploy.precision import Precision, numpy_dtype
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement
 from mha_deploy.signature import Array, Dim, Feeds, TensorSpec
 from mha_deploy.spec import AttentionSpec
-from mha_deploy.verification import CaseResult, Judge, Observe, VerifyReport, failed_case, judged_or_failed
+from mha_deploy.verification import (
+    Bench,
+    CaseResult,
+    Judge,
+    Observe,
+    PropertyResult,
+    Suite,
+    VerifyReport,
+    failed_case,
+)
+from mha_deploy.verification.properties import Property
 
 _NO_MASK = "padding right, left and with holes, fully masked rows and garbage in padding"
 
@@ -48,7 +58,7 @@ def verify_file(
     mask_form: str = "",
     dims: Sequence[str] = (),
     max_relative_error: float = 0.0,
-    cases: Sequence[str] = (),
+    names: Sequence[str] = (),
     placement: Placement = DEFAULT_PLACEMENT,
     seed: int = 0,
     progress: Callable[[str], None] = lambda _: None,
@@ -59,8 +69,8 @@ def verify_file(
     Inputs are matched by name, else by shape and dtype where only one fits, or as `input_names`
     ("ours=theirs") says. `mask_form` is "keep", "ignore" or "additive", by default what the mask
     input's dtype says. `dims` ("seq=16") narrow the bundle's own: an axis that the file freezes is a
-    failure unless it is declared so. A file that does not load or run has failed too. `cases`
-    names the cases to run, all where empty. `observe` is
+    failure unless it is declared so. A file that does not load or run has failed too. `names`
+    picks cases and properties, as in `verify`. `observe` is
     as in `verify`.
 
     Raises:
@@ -83,6 +93,7 @@ def verify_file(
     )
     results = [_frozen(fit, bundle.spec, name, size) for name, size in fit.frozen.items()]
     judge = Judge(bundle.reference(), max_relative_error=max_relative_error)
+    suite = Suite(fit.spec, judge.references, real=_real(bundle, fit.spec), seed=seed, names=names)
     foreign = Foreign(file, fit.spec.signature, fit.output.name, partial(_translation, fit), placement)
     with runnable(file, placement) as runs:
         try:
@@ -90,15 +101,28 @@ def verify_file(
         except GraphError as error:
             return _unloaded(bundle.spec, path, str(error), file.precision)
         with session:
-            for case in _cases(bundle, fit, seed, cases):
-                progress(f"{path.name}: {case.name}")
-                results.append(judged_or_failed(judge, session, path.name, case))
-                observe(results[-1], partial(map_by_head, bundle, foreign, results[-1], case))
+            bench = Bench(
+                judge,
+                session,
+                path.name,
+                progress=progress,
+                observe=observe,
+                draw=partial(map_by_head, bundle, foreign),
+            )
+            found = list(bench.results(*_checkable(fit, suite, file.precision)))
             providers = {path.name: session.provider}
+    results += [result for result in found if isinstance(result, CaseResult)]
+    held = tuple(result for result in found if isinstance(result, PropertyResult))
     not_checked = (*_not_checked(bundle.spec, fit), *twin_note(file, placement))
     notes = (f"inputs: {', '.join(map(str, fit.pairs))}", f"output: {fit.output}", file.judged)
     return VerifyReport(
-        bundle.spec.name, tuple(results), providers, notes=notes, not_checked=not_checked, seed=seed
+        bundle.spec.name,
+        tuple(results),
+        providers,
+        properties=held,
+        notes=notes,
+        not_checked=not_checked,
+        seed=seed,
     )
 
 
@@ -187,25 +211,26 @@ def _translation(fit: _Fit, *, twin: bool) -> Callable[[Feeds], dict[str, Array]
     return translate
 
 
-def _cases(bundle: Bundle, fit: _Fit, seed: int, names: Sequence[str]) -> list[Case]:
-    spec, limits = fit.spec, fit.spec.signature
-    requests = [
-        r
-        for r in bundle.real_inputs()
-        if r.q_len <= limits.dim(spec.query_axis).max and r.kv_len <= limits.dim(spec.key_axis).max
-    ]
-    takes_mask = any(not pair.ours.is_float for pair in fit.pairs)
-    cases = standard_cases(spec, requests, seed)
-    unknown = [name for name in names if name not in {case.name for case in cases}]
-    if unknown:
-        raise InputError(f"no case {unknown[0]!r}; cases: {', '.join(case.name for case in cases)}")
-    return [c for c in cases if (takes_mask or _all_kept(c)) and (not names or c.name in names)]
+def _real(bundle: Bundle, spec: AttentionSpec) -> list[Case]:
+    """The bundle's real requests, those that the narrowed dims take."""
+    longest = [spec.signature.dim(axis).max for axis in (spec.query_axis, spec.key_axis)]
+    requests = [r for r in bundle.real_inputs() if r.q_len <= longest[0] and r.kv_len <= longest[1]]
+    return real_cases(spec, requests)
 
 
-def _all_kept(case: Case) -> bool:
-    return all(
-        array.all() for feeds in (case.feeds, *case.others) for array in feeds.values() if array.dtype == bool
-    )
+def _checkable(fit: _Fit, suite: Suite, precision: Precision) -> tuple[list[Case], list[Property]]:
+    """What the file's inputs can show: where it takes no mask, what masks nothing."""
+    cases, held = list(suite.cases(precision)), list(suite.properties)
+    if fit.spec.mask == "none" or any(not pair.ours.is_float for pair in fit.pairs):
+        return cases, held
+    cases = [case for case in cases if all(_all_kept(feeds) for feeds, _ in case.draws)]
+    unseen = "the file has no mask input"
+    held = [p if all(map(_all_kept, p.feeds)) else replace(p, why_not=p.why_not or unseen) for p in held]
+    return cases, held
+
+
+def _all_kept(feeds: Feeds) -> bool:
+    return all(array.all() for array in feeds.values() if array.dtype == bool)
 
 
 def _not_checked(spec: AttentionSpec, fit: _Fit) -> list[str]:

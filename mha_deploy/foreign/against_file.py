@@ -27,6 +27,7 @@ from mha_deploy.verification.metrics import Errors
 
 RULE = "allowed = 2 x yardstick + 2 eps x max|output|"
 YARDSTICK = "what the other file scatters in eight runs with its inputs moved by up to one eps"
+_NOWHERE = "the other file is not finite in any row"
 BUDGET = "relative error at most the declared budget"
 
 
@@ -105,7 +106,6 @@ def verify_against_file(
         against=f"{against}, {before.where}",
         rule=BUDGET if budget else RULE,
         yardstick="the budget" if budget else YARDSTICK,
-        left_out="",
         notes=notes,
         not_checked=tuple(lines),
     )
@@ -202,8 +202,8 @@ def _compared(file: ForeignFile, name: str, found: Comparison, answer: Array, ri
     result = failed_case(name, file.path.name, file.precision, found.size, found.wrong)
     if answer.shape != right.shape:
         return result
-    if not found.compared:
-        return replace(result, outcome=OUT_OF_RANGE, note="the other file is not finite anywhere here")
+    if not np.isfinite(as_rows(right)).all(axis=-1).any() or not found.compared:
+        return replace(result, outcome=FAILED if found.wrong else OUT_OF_RANGE, note=found.wrong or _NOWHERE)
     errors = _errors(answer, right)
     return replace(
         result,
@@ -226,6 +226,8 @@ def _budgeted(
     result = failed_case(name, file.path.name, file.precision, size, "")
     if answer.shape != right.shape:
         return replace(result, note=f"shape {list(answer.shape)}, the other's {list(right.shape)}")
+    if not np.isfinite(as_rows(right)).all(axis=-1).any():
+        return replace(result, outcome=OUT_OF_RANGE, note=_NOWHERE)
     errors = _errors(answer, right)
     return replace(
         result,

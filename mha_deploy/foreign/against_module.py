@@ -14,19 +14,19 @@ from mha_deploy.errors import GraphError
 from mha_deploy.foreign.drawing import Drawing, Drawn, named, sizes_of
 from mha_deploy.foreign.file_map import map_by_output
 from mha_deploy.foreign.onnx_file import ForeignFile, dims_of, read_foreign
-from mha_deploy.foreign.session import FileSession, Foreign, in_fp32, runnable, twin_note
+from mha_deploy.foreign.session import Foreign, in_fp32, runnable, twin_note
 from mha_deploy.masks import narrowed
 from mha_deploy.precision import Precision, numpy_dtype
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement
 from mha_deploy.signature import LARGEST, Array, Dim, Feeds, Signature
 from mha_deploy.verification import (
     OUT_OF_RANGE,
+    Bench,
     CaseResult,
     Judge,
     Observe,
     VerifyReport,
     failed_case,
-    judged_or_failed,
 )
 
 
@@ -37,7 +37,7 @@ def verify_against_module(
     dims: Sequence[str] = (),
     output_name: str = "",
     max_relative_error: float = 0.0,
-    cases: Sequence[str] = (),
+    names: Sequence[str] = (),
     placement: Placement = DEFAULT_PLACEMENT,
     seed: int = 0,
     progress: Callable[[str], None] = lambda _: None,
@@ -50,7 +50,7 @@ def verify_against_module(
     its runs at the file's precision. `dims` ("seq=1:128:512") give ranges, else every axis is 1..8..32.
     Rows where the module itself is not finite, as those of a query with nothing to look at often are,
     are not compared, and the case says how many. A file that does not load or run has failed.
-    `cases` names the cases to run, all where empty; `observe` is as in `verify`.
+    `names` picks cases, all where empty; `observe` is as in `verify`.
 
     Raises:
         InputError: no such file, a reference that cannot be loaded or run, an unknown dim or output, or
@@ -77,7 +77,6 @@ def verify_against_module(
         truth.run(feeds)
 
     drawing = Drawing(file, ranges, takes, seed)
-    judge = Judge(judged, max_relative_error=max_relative_error)
     notes = (f"output: {output}", f"dims: {', '.join(map(str, ranges)) or 'none'}", file.judged)
     foreign = Foreign(file, signature, output.name, partial(_typed, file), placement)
     results = []
@@ -90,11 +89,18 @@ def verify_against_module(
                 path.name, tuple(results), {path.name: "not loaded"}, against=against, notes=notes
             )
         with session:
-            for drawn in drawing.cases(cases):
+            bench = Bench(
+                Judge(judged, max_relative_error=max_relative_error),
+                session,
+                path.name,
+                progress=progress,
+                observe=observe,
+                draw=partial(map_by_output, judged, foreign),
+            )
+            for drawn in drawing.cases(names):
                 progress(f"{path.name}: {drawn.name}")
                 case, lost = _case(drawn, truth.run(drawn.feeds)["y"])
-                results.append(_result(judge, session, case, lost))
-                observe(results[-1], partial(map_by_output, judged, foreign, results[-1], case))
+                results.append(_result(bench, case, lost))
             providers = {path.name: session.provider}
     not_checked = (*_not_checked(file, drawing, output.name), *twin_note(file, placement))
     return VerifyReport(
@@ -102,7 +108,6 @@ def verify_against_module(
         tuple(results),
         providers,
         against=against,
-        left_out="",
         notes=notes,
         not_checked=not_checked,
         seed=seed,
@@ -117,11 +122,11 @@ def _case(drawn: Drawn, truth: Array) -> tuple[Case, str]:
     return Case(drawn.name, drawn.sizes, drawn.feeds, rows), said
 
 
-def _result(judge: Judge, session: FileSession, case: Case, lost: str) -> CaseResult:
+def _result(bench: Bench, case: Case, lost: str) -> CaseResult:
     if not case.compared.any():
-        result = failed_case(case.name, session.name, session.precision, case.sizes, lost)
+        result = failed_case(case.name, bench.artifact, bench.session.precision, case.sizes, lost)
         return replace(result, outcome=OUT_OF_RANGE)
-    result = judged_or_failed(judge, session, session.name, case)
+    result = bench.case(case)
     return replace(result, note="; ".join(filter(None, (result.note, lost))))
 
 

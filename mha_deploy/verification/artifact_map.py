@@ -20,7 +20,7 @@ from mha_deploy.verification.judge import as_inputs
 from mha_deploy.verification.report import CaseResult
 
 
-def artifact_map(bundle: Bundle, result: CaseResult, case: Case, placement: Placement) -> HeatMap:
+def artifact_map(bundle: Bundle, placement: Placement, result: CaseResult, case: Case) -> HeatMap:
     """The error of `result`'s artifact on `case` by head, or by output features where it hides heads.
 
     Raises: as `Bundle.open_session`.

@@ -21,8 +21,9 @@ from mha_deploy.precision import Precision
 from mha_deploy.sessions import Session
 from mha_deploy.signature import Array, Feeds, Signature
 from mha_deploy.spec import AttentionSpec
-from mha_deploy.verification.judge import Judge, Reference, as_reference
+from mha_deploy.verification.judge import Judge
 from mha_deploy.verification.report import FAILED, CaseResult
+from mha_deploy.verification.yardstick import Reference, as_reference
 
 if TYPE_CHECKING:
     from mha_deploy.attention import MultiHeadAttention
@@ -198,12 +199,14 @@ def _single(case: Case, sample: int, spec: AttentionSpec) -> tuple[Case, Array]:
     """The case with one sample only, or as few as the spec takes, and which those are."""
     rows = (sample + np.arange(spec.dims[0].min)) % len(case.compared)
 
-    def picked(feeds: dict[str, Array]) -> dict[str, Array]:
-        return {name: array[rows] for name, array in feeds.items()}
-
-    sizes = {**case.sizes, spec.dims[0].name: len(rows)}
+    right = rows if not case.copies else np.array(case.copies)[rows]
     one = replace(
-        case, sizes=sizes, feeds=picked(case.feeds), clean=picked(case.clean), compared=case.compared[rows]
+        case,
+        sizes={**case.sizes, spec.dims[0].name: len(rows)},
+        feeds={name: array[rows] for name, array in case.feeds.items()},
+        clean={name: array[right] for name, array in case.reference_feeds.items()},
+        compared=case.compared[rows],
+        copies=(),
     )
     return one, rows
 
@@ -211,8 +214,8 @@ def _single(case: Case, sample: int, spec: AttentionSpec) -> tuple[Case, Array]:
 def _worst(case: Case, reference: Reference, answer: Answer) -> tuple[Case, int]:
     """Of the case's inputs the one, and of its samples the one, with the largest error of the output."""
     found = []
-    for feeds in (case.feeds, *case.others):
-        one = replace(case, feeds=feeds, others=(), clean=case.clean if feeds is case.feeds else {})
+    for feeds, right in case.draws:
+        one = replace(case, feeds=dict(feeds), clean=dict(right), others=())
         error = _error(answer(feeds), _truth(reference, one))
         each = np.where(case.compared[..., None], error, 0.0).max(axis=(1, 2))
         found.append((float(each.max()), one, int(each.argmax())))
@@ -222,7 +225,7 @@ def _worst(case: Case, reference: Reference, answer: Answer) -> tuple[Case, int]
 
 def _truth(reference: Reference, case: Case) -> Array:
     with reference.open("fused", Precision.FP64) as session:
-        return session.run(case.reference_feeds)["y"]
+        return case.spread(session.run(case.reference_feeds)["y"])
 
 
 def _error(ours: Array, truth: Array) -> Array:
@@ -246,7 +249,8 @@ def _inconsistent(module: MultiHeadAttention, context: Array, output: Array, cas
     import torch
 
     rest = copy.deepcopy(module).to(torch.float64)
-    residual = torch.from_numpy(np.array(next(iter(case.reference_feeds.values())))).to(torch.float64)
+    query = case.spread(next(iter(case.reference_feeds.values())))
+    residual = torch.from_numpy(np.array(query)).to(torch.float64)
     with torch.inference_mode():
         made = rest.output(torch.from_numpy(np.array(context)).to(torch.float64))
         if module.spec.norm == "pre":

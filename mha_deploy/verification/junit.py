@@ -1,7 +1,7 @@
 """A verification as JUnit XML, the form in which CI systems take results.
 
-One testsuite an artifact, one testcase a case. What is out of range, was not run or could not be
-checked is skipped, with the reason. Written to the schema that Jenkins publishes
+One testsuite an artifact, one testcase a case and a property. What is out of range, was not run or
+could not be checked is skipped, with the reason. Written to the schema that Jenkins publishes
 (jenkinsci/xunit-plugin, junit-10.xsd), which other systems read too.
 """
 
@@ -12,9 +12,18 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 
+import numpy as np
+
 from mha_deploy.machine import versions
 from mha_deploy.staging import staged_file
-from mha_deploy.verification.report import FAILED, OUT_OF_RANGE, CaseResult, VerifyReport
+from mha_deploy.verification.report import (
+    FAILED,
+    OUT_OF_RANGE,
+    PASSED,
+    CaseResult,
+    PropertyResult,
+    VerifyReport,
+)
 
 # What XML 1.0 (section 2.2) allows in no form, not even escaped.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -41,11 +50,15 @@ def junit_xml(report: VerifyReport) -> str:
     }
     for artifact, provider in report.providers.items():
         cases = [case for case in report.cases if case.artifact == artifact]
-        precision = {case.precision.value: "" for case in cases}
+        held = [each for each in report.properties if each.artifact == artifact]
+        precision = dict.fromkeys([c.precision.value for c in cases] + [p.precision.value for p in held])
         suite = _suite(root, artifact, {"precision": ", ".join(precision), "provider": provider, **facts})
         for case in cases:
             _case(suite, case)
-        if not any(case.passed or case.outcome == FAILED for case in cases):
+        for each in held:
+            _property(suite, each)
+        outcomes = [c.outcome for c in cases] if report.cases else [p.outcome for p in held]
+        if not {PASSED, FAILED} & set(outcomes):
             _fail(_named(suite, "any case in range"), "no case was in range, so nothing was compared", "")
     if not report.providers:
         _fail(_named(_suite(root, report.subject, facts), "any artifact"), "nothing was run", "")
@@ -81,6 +94,22 @@ def _case(suite: Xml.Element, case: CaseResult) -> None:
         _skip(element, f"out of range: {case.note}")
     else:
         Xml.SubElement(element, "system-out").text = _text(f"{numbers}\nsizes: {sizes}\n{case.note}".strip())
+
+
+def _property(suite: Xml.Element, held: PropertyResult) -> None:
+    element = _named(suite, f"property {held.name}")
+    limit = (
+        f"budget {held.max_relative_error:.3g}" if held.max_relative_error else f"allowed {held.allowed:.3g}"
+    )
+    numbers = f"deviation {held.deviation:.3g}, {limit}, needed {held.needed:.3g} x"
+    if np.isnan(held.deviation):
+        numbers = "nothing was measured"
+    if held.outcome == FAILED:
+        _fail(element, f"{held.note}: {numbers}" if held.note else numbers, numbers)
+    elif held.outcome != PASSED:
+        _skip(element, f"{held.outcome}: {held.note}")
+    else:
+        Xml.SubElement(element, "system-out").text = _text(f"{numbers}\n{held.note}".strip())
 
 
 def _suite(root: Xml.Element, name: str, properties: Mapping[str, str]) -> Xml.Element:
