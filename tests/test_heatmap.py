@@ -103,7 +103,7 @@ def test_the_picture_is_drawn_whole_and_with_nothing_to_warn_of(canonical, small
 
     path, out = tmp_path / "foreign.onnx", tmp_path / "map.png"
     arguments = ("--onnx", edited(canonical, path, mask="ignore"), "--dim", "seq=1:4:9", "--heat-map", out)
-    result = cli("verify", small_bundle.folder, *arguments, "--heat-map-case", "odd")
+    result = cli("verify", small_bundle.folder, *arguments, "--case", "odd", "--heat-map-case", "odd")
     assert result.exit_code == 1
     pixels = imread(out)
     assert pixels.shape[0] > 1000
