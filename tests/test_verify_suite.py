@@ -180,7 +180,7 @@ def test_fail_fast_stops_at_the_first_failure_and_says_so(small_bundle, monkeypa
     def spoilt(*_):
         return FakeSession(inner.signature, lambda feeds: {"y": inner.run(feeds)["y"] * np.float32(1.01)})
 
-    monkeypatch.setattr(Bundle, "open_session", spoilt)
+    monkeypatch.setattr(Bundle, "open_padded_session", spoilt)
     report = verify(small_bundle, fail_fast=True)
     assert [each.outcome for each in report.cases] == [FAILED]
     assert report.stopped_at == "ragged-padding of canonical"

@@ -23,15 +23,15 @@ from mha_deploy.verification.report import CaseResult
 def artifact_map(bundle: Bundle, placement: Placement, result: CaseResult, case: Case) -> HeatMap:
     """The error of `result`'s artifact on `case` by head, or by output features where it hides heads.
 
-    Raises: as `Bundle.open_session`.
+    Raises: as `Bundle.open_padded_session`.
     """
     artifact = bundle.artifact(result.artifact)
     with (
         tempfile.TemporaryDirectory() as folder,
-        bundle.open_session(artifact.name, replace(placement, poison=True)) as session,
+        bundle.open_padded_session(artifact.name, replace(placement, poison=True)) as session,
     ):
         exposed, name = Path(folder) / "exposed.onnx", ""
-        if artifact.runtime == "onnxruntime":
+        if artifact.runtime == "onnxruntime" and artifact.layout == "padded":
             source = artifact.path(bundle.folder)
             name = expose_context(
                 source, exposed, artifact.signature.outputs[0].name, projection(bundle.spec)
