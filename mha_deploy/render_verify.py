@@ -14,7 +14,6 @@ from mha_deploy.render import new_table, state
 from mha_deploy.verification import (
     FEATURE_RULE,
     NOT_CHECKED,
-    RULE,
     CaseResult,
     Hop,
     PropertyResult,
@@ -27,7 +26,7 @@ def verify_tables(console: Console, report: VerifyReport) -> None:
         title = f"{report.subject}: {hop.artifact} ({hop.precision.value}, {report.providers[hop.artifact]})"
         if hop.cases:
             dims = " x ".join(hop.nearest.sizes)
-            _cases(console, f"{title} against PyTorch in fp64; size is {dims}", hop)
+            _cases(console, f"{title} against {report.against}; size is {dims}", hop)
         if hop.properties:
             _properties(console, f"{title}: what must hold", hop)
     if len(report.hops) > 1:
@@ -35,6 +34,10 @@ def verify_tables(console: Console, report: VerifyReport) -> None:
     for artifact, reason in report.not_run.items():
         console.print(Text(f"not run: {artifact}: {reason}", "yellow"))
     _legend(console, report)
+    for line in report.notes:
+        console.print(Text(line, "dim"))
+    for line in report.not_checked:
+        console.print(Text(f"not checked: {line}", "yellow"))
     if report.stopped_at:
         console.print(
             Text(f"stopped at the first failure: {report.stopped_at}; the rest was not run", "yellow")
@@ -167,8 +170,9 @@ def _hops(console: Console, report: VerifyReport) -> None:
 
 def _legend(console: Console, report: VerifyReport) -> None:
     lines = [
-        f"{RULE}; yardstick (PyTorch) = the worst of ten PyTorch runs at",
-        "this precision; needed = error / yardstick. by feature: needed/allowed of the output feature whose",
+        f"{report.rule}; yardstick (PyTorch) =",
+        f"{report.yardstick};",
+        "needed = error / yardstick. by feature: needed/allowed of the output feature whose",
         "root mean square error is nearest to its limit, which is",
         f"{FEATURE_RULE}.",
         "rel err: Frobenius norm. 1-cos: the row furthest off. dB: signal to noise.",

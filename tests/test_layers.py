@@ -29,7 +29,7 @@ LAYERS = (
         "proof_inputs",
         "proof_runners",
     ),
-    ("pipeline", "variants"),
+    ("pipeline", "variants", "foreign"),
     ("engine_job",),
     ("engines",),
     ("render",),
@@ -41,12 +41,22 @@ LAYERS = (
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 # Who may load what when it is imported: names of modules, or of folders.
 HEAVY = {
-    "torch": ("attention", "packed_attention", "graph", "typed", "weights", "sessions.reference", "pipeline"),
+    "torch": (
+        "attention",
+        "packed_attention",
+        "graph",
+        "typed",
+        "weights",
+        "sessions.reference",
+        "pipeline",
+        "foreign.module",
+    ),
     "onnx": (
         "graph",
         "typed",
         "twin",
         "axes",
+        "foreign",
         "benchmark.ceilings_cpu",
         "lowering",
         "tensorrt",

@@ -4,7 +4,7 @@ Exit codes: 0 done; 1 a check failed; 2 bad input or usage; 3 this machine lacks
 130 interrupted. `--json` prints the report's data on stdout; progress goes to stderr.
 
     making.py    export, optimize, build-engine
-    verifying.py verify
+    verifying.py verify; its options in verify_options.py
     running.py   infer
     benching.py  bench
     looking.py   inspect, doctor

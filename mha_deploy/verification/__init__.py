@@ -11,6 +11,10 @@ tolerance. Integer precisions have no yardstick; they are held to a budget that 
     judge.py       one session on one case or property
     suite.py       the cases and properties of one verification
     run.py         every artifact of a bundle on every case and property
+    junit.py       a report for CI systems
+    heatmap.py     one artifact's error on one case over position and head
+    artifact_map.py, context_value.py    where the artifact's values come from
+    picture.py     a heat map drawn
 """
 
 from mha_deploy.verification.judge import Judge, as_inputs
@@ -28,9 +32,9 @@ from mha_deploy.verification.report import (
     PropertyResult,
     VerifyReport,
 )
-from mha_deploy.verification.run import suite_of, verify
+from mha_deploy.verification.run import Bench, Observe, failed_case, suite_of, verify
 from mha_deploy.verification.suite import Suite
-from mha_deploy.verification.yardstick import References
+from mha_deploy.verification.yardstick import Reference, References
 
 __all__ = [
     "DECLARED",
@@ -40,15 +44,19 @@ __all__ = [
     "OUT_OF_RANGE",
     "PASSED",
     "RULE",
+    "Bench",
     "CaseResult",
     "FeatureError",
     "Hop",
     "Judge",
+    "Observe",
     "PropertyResult",
+    "Reference",
     "References",
     "Suite",
     "VerifyReport",
     "as_inputs",
+    "failed_case",
     "suite_of",
     "verify",
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mha_deploy.cases import Case
-from mha_deploy.errors import FeedError, InputError
+from mha_deploy.errors import FeedError, FrozenAxisError, InputError
 from mha_deploy.precision import Precision, numpy_dtype
 from mha_deploy.sessions import Session
 from mha_deploy.signature import Array, Feeds, Signature
@@ -26,20 +26,20 @@ from mha_deploy.verification.report import (
     FeatureError,
     PropertyResult,
 )
-from mha_deploy.verification.yardstick import References, Truth, Yardstick
+from mha_deploy.verification.yardstick import Reference, References, Truth, Yardstick
 
 if TYPE_CHECKING:
     from mha_deploy.attention import MultiHeadAttention
 
 
 class Judge:
-    """Judges sessions against one reference module, whose answers are computed once for each case.
+    """Judges sessions against one reference, whose answers are computed once for each case.
 
     `max_relative_error` is the budget of integer precisions, as a share: 0.025 is 2.5 %.
     """
 
-    def __init__(self, module: MultiHeadAttention, *, max_relative_error: float = 0.0) -> None:
-        self.references = References(module)
+    def __init__(self, reference: MultiHeadAttention | Reference, *, max_relative_error: float = 0.0) -> None:
+        self.references = References(reference)
         self._max_relative_error = max_relative_error
 
     def with_budget(self, max_relative_error: float) -> Judge:
@@ -57,6 +57,11 @@ class Judge:
         truth = self.references.truth(case)
         answers = np.concatenate([_answer(session, feeds) for feeds, _ in case.draws])
         right = np.concatenate([case.spread(each) for each in np.split(truth.y, len(case.draws))])
+        if answers.shape != right.shape:
+            raise FrozenAxisError(
+                f"session {session.name!r} answered with shape {list(answers.shape)} where the reference has "
+                f"{list(right.shape)}"
+            )
         errors = Errors.of(answers, right, np.concatenate([case.compared] * len(case.draws)))
         batch, position, feature = errors.worst
         result = CaseResult(

@@ -12,6 +12,7 @@ from mha_deploy.precision import Precision
 
 YARDSTICK_FACTOR = 2.0
 RULE = f"allowed = {YARDSTICK_FACTOR:g} x yardstick + eps/2 x max|truth|"
+YARDSTICK = "the worst of ten PyTorch runs at this precision"
 FEATURE_RULE = (
     f"{YARDSTICK_FACTOR:g} x (1 + 4/sqrt(2 x independent rows)) x its yardstick + eps/2 x its rms truth"
 )
@@ -188,6 +189,9 @@ class VerifyReport:
 
     `not_run` names artifacts that this machine cannot run, with the reason: they neither pass nor fail.
     `seed` makes the same inputs again. `stopped_at` names the failure at which --fail-fast stopped.
+    `against` is what the truth was, `yardstick` what the yardstick was and `rule` how `allowed` follows
+    from it. `notes` says what was taken for granted and `not_checked` what could not be seen and why, one
+    line each.
     """
 
     subject: str
@@ -197,6 +201,11 @@ class VerifyReport:
     properties: tuple[PropertyResult, ...] = ()
     seed: int = 0
     stopped_at: str = ""
+    against: str = "PyTorch in fp64"
+    rule: str = RULE
+    yardstick: str = YARDSTICK
+    notes: tuple[str, ...] = ()
+    not_checked: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -214,7 +223,11 @@ class VerifyReport:
             "stopped_at": self.stopped_at,
             "providers": dict(self.providers),
             "not_run": dict(self.not_run),
-            "rule": RULE,
+            "against": self.against,
+            "rule": self.rule,
+            "yardstick": self.yardstick,
+            "notes": list(self.notes),
+            "not_checked": list(self.not_checked),
             "feature_rule": FEATURE_RULE,
             "artifacts": [hop.to_json() for hop in self.hops],
             "cases": [case.to_json() for case in self.cases],

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 from mha_deploy.bundle import Bundle
 from mha_deploy.cases import Case, padded_case, real_cases
 from mha_deploy.errors import FrozenAxisError, GraphError, MissingError
 from mha_deploy.inference import with_keep_mask
-from mha_deploy.manifest import Artifact
 from mha_deploy.precision import Precision
 from mha_deploy.ragged import is_packed, unpack
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
 from mha_deploy.signature import Feeds, Sizes
+from mha_deploy.verification.artifact_map import artifact_map
+from mha_deploy.verification.heatmap import HeatMap
 from mha_deploy.verification.judge import Judge
 from mha_deploy.verification.properties import Property
 from mha_deploy.verification.report import FAILED, CaseResult, PropertyResult, VerifyReport
@@ -22,6 +24,7 @@ from mha_deploy.verification.suite import Suite
 from mha_deploy.verification.yardstick import References
 
 Result = CaseResult | PropertyResult
+Observe = Callable[[CaseResult, Callable[[], HeatMap]], None]
 NO_INPUTS: Feeds = MappingProxyType({})
 
 
@@ -37,6 +40,7 @@ def verify(
     fail_fast: bool = False,
     placement: Placement = DEFAULT_PLACEMENT,
     progress: Callable[[str], None] = lambda _: None,
+    observe: Observe = lambda _result, _map: None,
 ) -> VerifyReport:
     """Hold artifacts (all, or those named) against the reference.
 
@@ -44,7 +48,8 @@ def verify(
     `inputs` are real ones, packed or padded as `infer` takes them; the bundle's own where none are
     given. `max_relative_error` is the
     budget of integer precisions, a share; 0 takes the one that an artifact was accepted with.
-    `fail_fast` stops at the first failure. What this machine cannot run is listed in the report,
+    `fail_fast` stops at the first failure. `observe` sees each case as it is judged, with a function
+    that makes its heat map. What this machine cannot run is listed in the report,
     unless it was named or nothing runs; an artifact that does not load has failed.
 
     Raises:
@@ -68,12 +73,20 @@ def verify(
             continue
         except (GraphError, FrozenAxisError) as error:
             providers[artifact.name] = "not loaded"
-            found.append(_failed("load", artifact.name, artifact.precision, {}, str(error)))
+            found.append(failed_case("load", artifact.name, artifact.precision, {}, str(error)))
         else:
             providers[artifact.name] = session.provider
             budget = max_relative_error or float(artifact.details.get("max_relative_error", 0.0))
             with session:
-                bench = _Bench(judge.with_budget(budget), session, artifact, progress)
+                bench = Bench(
+                    judge.with_budget(budget),
+                    session,
+                    artifact.name,
+                    batch_dependent=bool(artifact.details.get("batch_dependent", False)),
+                    progress=progress,
+                    observe=observe,
+                    draw=partial(artifact_map, bundle, placement),
+                )
                 for result in bench.results(cases or suite.cases(session.precision), suite.properties):
                     found.append(result)
                     if fail_fast and result.outcome == FAILED:
@@ -123,40 +136,44 @@ def given_cases(bundle: Bundle, inputs: Feeds) -> list[Case]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bench:
-    """One artifact's session in front of the judge."""
+class Bench:
+    """One artifact's session in front of the judge. `draw` makes the heat map of a case's result."""
 
     judge: Judge
     session: Session
-    artifact: Artifact
+    artifact: str
     progress: Callable[[str], None]
+    observe: Observe
+    draw: Callable[[CaseResult, Case], HeatMap]
+    batch_dependent: bool = False
 
     def results(self, cases: Sequence[Case], properties: Sequence[Property]) -> Iterator[Result]:
         """One after the other; what the artifact cannot run at all has failed, and the others still
         have their say."""
         total = len(cases) + len(properties)
         for number, case in enumerate(cases, 1):
-            self.progress(f"{self.artifact.name} {number}/{total}: {case.name}")
-            try:
-                yield self.judge(self.session, self.artifact.name, case)
-            except (GraphError, FrozenAxisError) as error:
-                name, precision = self.artifact.name, self.session.precision
-                yield _failed(case.name, name, precision, case.sizes, str(error))
+            self.progress(f"{self.artifact} {number}/{total}: {case.name}")
+            yield self.case(case)
         for number, held in enumerate(properties, len(cases) + 1):
-            self.progress(f"{self.artifact.name} {number}/{total}: {held.name}")
+            self.progress(f"{self.artifact} {number}/{total}: {held.name}")
             try:
-                yield self.judge.hold(
-                    self.session,
-                    self.artifact.name,
-                    held,
-                    batch_dependent=bool(self.artifact.details.get("batch_dependent", False)),
-                )
+                yield self.judge.hold(self.session, self.artifact, held, batch_dependent=self.batch_dependent)
             except (GraphError, FrozenAxisError) as error:
-                name, precision = self.artifact.name, self.session.precision
-                yield PropertyResult(held.name, name, precision, FAILED, note=str(error))
+                precision = self.session.precision
+                yield PropertyResult(held.name, self.artifact, precision, FAILED, note=str(error))
+
+    def case(self, case: Case) -> CaseResult:
+        """The case judged, or failed where it cannot be run."""
+        try:
+            result = self.judge(self.session, self.artifact, case)
+        except (GraphError, FrozenAxisError) as error:
+            return failed_case(case.name, self.artifact, self.session.precision, case.sizes, str(error))
+        self.observe(result, partial(self.draw, result, case))
+        return result
 
 
-def _failed(name: str, artifact: str, precision: Precision, sizes: Sizes, why: str) -> CaseResult:
+def failed_case(name: str, artifact: str, precision: Precision, sizes: Sizes, why: str) -> CaseResult:
+    """A case that never came to numbers; `why` says why."""
     nothing = float("nan")
     return CaseResult(
         name=name,

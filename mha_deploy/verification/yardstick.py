@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -51,11 +51,38 @@ class Yardstick:
     independent_rows: float
 
 
-class References:
-    """One module's answers in every precision; it is converted once for each."""
+class Reference(Protocol):
+    """What is right, at a precision, by one of several paths to the same numbers: "fused", "spelled-out"
+    and, where no input is floating point, "moved-0" and on, with weights moved by up to one eps instead."""
+
+    def open(self, path: str, precision: Precision) -> Session:
+        """A session that takes fp32 inputs and answers `y` [batch, rows, features] in fp64."""
+
+
+class Block:
+    """The reference of our own attention blocks."""
 
     def __init__(self, module: MultiHeadAttention) -> None:
         self._module = module
+
+    def open(self, path: str, precision: Precision) -> Session:
+        from mha_deploy.sessions.reference import ReferenceSession
+
+        self._module.path = path
+        return ReferenceSession(self._module, precision)
+
+
+def as_reference(reference: MultiHeadAttention | Reference) -> Reference:
+    from mha_deploy.attention import MultiHeadAttention
+
+    return Block(reference) if isinstance(reference, MultiHeadAttention) else reference
+
+
+class References:
+    """One reference's answers in every precision; it is converted once for each."""
+
+    def __init__(self, reference: MultiHeadAttention | Reference) -> None:
+        self._reference = as_reference(reference)
         self._sessions: dict[tuple[str, Precision], Session] = {}
         self._truths: dict[Case, Truth] = {}
         self._yardsticks: dict[tuple[Case, Precision], Yardstick] = {}
@@ -97,12 +124,9 @@ class References:
 
     def run(self, path: str, precision: Precision, feeds: Feeds) -> Array:
         """The module's answer in fp64, computed by `path` at `precision`."""
-        from mha_deploy.sessions.reference import ReferenceSession
-
         key = (path, precision)
         if key not in self._sessions:
-            self._module.path = path
-            self._sessions[key] = ReferenceSession(self._module, precision)
+            self._sessions[key] = self._reference.open(path, precision)
         return self._sessions[key].run(feeds)["y"]
 
     def _runs(self, precision: Precision, feeds: Feeds) -> Iterator[Array]:
@@ -110,12 +134,19 @@ class References:
         other order of operations would. One run alone is chaotic once the softmax saturates."""
         yield self.run("fused", precision, feeds)
         yield self.run("spelled-out", precision, feeds)
+        if all(array.dtype.kind != "f" for array in feeds.values()):
+            yield from (self.run(f"moved-{n}", precision, feeds) for n in range(PERTURBED_RUNS))
+            return
         random = np.random.default_rng(0)
         for _ in range(PERTURBED_RUNS):
             moved = {
-                name: array
-                if array.dtype == bool
-                else (array * (1 + precision.eps * random.uniform(-1, 1, array.shape))).astype(array.dtype)
+                name: array if array.dtype.kind != "f" else _moved(array, precision.eps, random)
                 for name, array in feeds.items()
             }
             yield self.run("fused", precision, moved)
+
+
+def _moved(array: Array, eps: float, random: np.random.Generator) -> Array:
+    """Every number moved by up to one eps of itself, but for one that would not be finite then."""
+    moved = (array * (1 + eps * random.uniform(-1, 1, array.shape))).astype(array.dtype)
+    return np.where(np.isfinite(moved), moved, array)
