@@ -30,10 +30,11 @@ LAYERS = (
         "proof_runners",
     ),
     ("pipeline", "variants"),
+    ("quantization",),
     ("engine_job",),
     ("engines",),
     ("render",),
-    ("render_engine", "render_verify"),
+    ("render_engine", "render_quantization", "render_verify"),
     ("cli",),
     ("__main__",),
     ("",),
@@ -41,8 +42,19 @@ LAYERS = (
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 # Who may load what when it is imported: names of modules, or of folders.
 HEAVY = {
-    "torch": ("attention", "graph", "typed", "weights", "sessions.reference", "pipeline"),
-    "onnx": ("graph", "typed", "twin", "axes", "ceiling", "lowering", "tensorrt", "variants", "engine_job"),
+    "torch": ("attention", "graph", "typed", "weights", "sessions.reference", "pipeline", "quantization"),
+    "onnx": (
+        "graph",
+        "typed",
+        "twin",
+        "axes",
+        "ceiling",
+        "lowering",
+        "tensorrt",
+        "variants",
+        "quantization",
+        "engine_job",
+    ),
     "onnxruntime": (),
     "tensorrt": (),
 }
