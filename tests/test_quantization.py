@@ -215,8 +215,9 @@ def test_what_cannot_be_searched_for_is_refused(demo_bundle, given, expected):
         (["--precision", "int8"], "declare its budget: --max-relative-error 2.5%"),
         (["--precision", "int8", "--portable"], "say which form to make"),
         (["--portable", "--scheme", "static"], "are for --precision int8"),
-        (["--precision", "int8", "--max-relative-error", "250%"], "expected a share between 0 and 1"),
-        (["--precision", "int8", "--max-relative-error", "much"], "expected a share between 0 and 1"),
+        (["--precision", "int8", "--max-relative-error", "0"], "expected a share between 0 and 1"),
+        (["--precision", "int8", "--max-relative-error", "250%"], "expected a share below 1"),
+        (["--precision", "int8", "--max-relative-error", "much"], "expected a share below 1"),
     ],
 )
 def test_a_command_that_says_too_little_or_too_much_is_refused(small_bundle, cli, arguments, expected):

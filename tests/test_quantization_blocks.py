@@ -135,10 +135,10 @@ def test_smoothing_is_folded_where_something_before_can_take_it(block, name):
 def test_what_stays_in_fp32_takes_its_share_of_the_smoothing(block, name, keep):
     own = block(name)
     taken = [product for product in own.source.products if product.role not in keep]
-    with own.session("per-token", alpha=0.5) as session:
-        everything = errors_on(session, own.evidence.held_out).relative
+    # The residual of a pre-norm block is exact and far larger than what attention adds.
+    allowed = 5e-4 if own.spec.norm == "pre" else 0.03
     with own.session("per-token", alpha=0.5, taken=taken) as session:
-        assert errors_on(session, own.evidence.held_out).relative < 1.2 * everything
+        assert errors_on(session, own.evidence.held_out).relative < allowed
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -161,12 +161,14 @@ def test_a_query_with_nothing_to_look_at_gets_the_output_bias_alone(block, schem
     assert np.abs(y[0] - bias).max() <= 1e-6
 
 
-def test_all_zero_inputs_are_no_division_by_zero(block):
+def test_a_token_of_zeros_is_no_division_by_zero(block):
     own = block("self")
     feeds = {"x": np.zeros((2, 5, 32), np.float32), "mask": np.ones((2, 5), bool)}
-    for scheme in SCHEMES:
-        with own.session(scheme, alpha=0.5) as session:
-            assert np.isfinite(session.run(feeds)["y"]).all()
+    source = own.source.products[0].activation
+    model = rewritten(own.source, Plan("per-token", own.source.products, own.ranges))
+    made = observe(model, [f"{source}/normal"], [feeds], DEFAULT_PLACEMENT)[f"{source}/normal"]
+    assert (made.low == 0).all()
+    assert (made.high == 0).all()
 
 
 def test_only_one_scale_for_the_whole_batch_moves_with_a_louder_mate(block):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mha_deploy.cases.case import Case
 from mha_deploy.cases.draw import drawn, drawn_often, scaled
 from mha_deploy.cases.masks import fully_masked, garbage, ragged
-from mha_deploy.cases.real import real_case
+from mha_deploy.cases.real_masks import real_case
 from mha_deploy.cases.sizes import Sizing
 from mha_deploy.ragged import Request
 from mha_deploy.spec import AttentionSpec

@@ -41,7 +41,7 @@ def optimize(
             "say which form to make: --portable (opset 20, no Attention operator) or --precision int8"
         )
     if portable:
-        if max_relative_error or inputs or scheme or keep_fp32:
+        if max_relative_error is not None or inputs or scheme or keep_fp32:
             raise InputError(
                 "--max-relative-error, --inputs, --scheme and --keep-fp32 are for --precision int8"
             )

@@ -41,7 +41,7 @@ class Judge:
         self._max_relative_error = max_relative_error
         self._references: dict[tuple[str, Precision], Session] = {}
 
-    def within(self, max_relative_error: float) -> Judge:
+    def with_budget(self, max_relative_error: float) -> Judge:
         """This judge with another budget; what it has converted is shared."""
         other = copy(self)
         other._max_relative_error = max_relative_error

@@ -45,7 +45,7 @@ def verify(
                 raise
             not_run[artifact.name] = str(error)
             continue
-        held = judge.within(artifact.details.get("max_relative_error", 0.0))
+        held = judge.with_budget(artifact.details.get("max_relative_error", 0.0))
         with session:
             providers[artifact.name] = session.provider
             for case in (*cases, *(integer_cases if artifact.precision.is_integer else ())):
