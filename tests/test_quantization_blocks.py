@@ -231,6 +231,20 @@ def test_a_neighbour_of_100_takes_a_value_of_0_3_to_0_where_the_batch_shares_one
     assert found["per-token"][0] == found["per-token"][1] == pytest.approx(0.3, abs=4e-3)
 
 
+@pytest.mark.parametrize(
+    ("features", "exact"), [((), True), (("avx2",), True), (("avx2", "avx_vnni"), False)]
+)
+def test_without_vnni_the_kernel_that_does_not_saturate_is_chosen(monkeypatch, tmp_path, features, exact):
+    monkeypatch.setattr("mha_deploy.sessions.onnx_runtime.cpu_features", lambda: features)
+    onnx.save(product_graph(np.eye(3, dtype=np.float32)), tmp_path / "product.onnx")
+    chosen = open_inference_session(tmp_path / "product.onnx", DEFAULT_PLACEMENT).get_session_options()
+    if exact:
+        assert chosen.get_session_config_entry("session.x64quantprecision") == "1"
+    else:
+        with pytest.raises(RuntimeError, match="x64quantprecision"):
+            chosen.get_session_config_entry("session.x64quantprecision")
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_gemm_is_taken_apart_and_means_the_same(random, tmp_path, transposed, biased):
