@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich import box
+from rich.box import Box
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
@@ -110,9 +112,9 @@ def doctor_table(console: Console, findings: Sequence[Finding]) -> None:
     console.print(table)
 
 
-def new_table(title: str, columns: Sequence[str]) -> Table:
+def new_table(title: str, columns: Sequence[str], *, lines: Box = box.HEAVY_HEAD) -> Table:
     """A table; a column's leading ">" aligns it right."""
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=lines)
     for column in columns:
         side: JustifyMethod = "right" if column.startswith(">") else "left"
         # Folded where the screen is narrow: a number cut short would be another number.
@@ -130,10 +132,6 @@ def axes(sizes: Mapping[str, int]) -> str:
 
 def sizes(sizes: Mapping[str, int]) -> str:
     return " x ".join(str(size) for size in sizes.values())
-
-
-def scientific(value: float) -> str:
-    return f"{value:.1e}" if math.isfinite(value) else "not finite"
 
 
 def _ms(value: float) -> str:

@@ -92,7 +92,7 @@ class Trials:
     def _cases(self) -> list[Case]:
         """Those of `verify`, but for the largest, which are left to it."""
         spec, requests = self.bundle.spec, self.evidence.requests
-        cases = [*standard_cases(spec, requests), *masked_real_cases(spec, requests)]
+        cases = [*standard_cases(spec, requests), *masked_real_cases(spec, self.evidence.calibration[0].case)]
         return [case for case in cases if not case.name.startswith("max")]
 
     def _best_alphas(self, candidate: Candidate) -> dict[str, float]:
