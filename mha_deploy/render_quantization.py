@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mha_deploy.quantization import QuantizationReport
-from mha_deploy.render import new_table, scientific, state
+from mha_deploy.render import new_table, state
 from mha_deploy.verification import FAILED, PASSED
 
 
@@ -35,7 +35,7 @@ def quantization_tables(console: Console, report: QuantizationReport) -> None:
             f"{each.errors.cosine:.4f}",
             f"{each.errors.sqnr_db:.1f}",
             f"{each.random_errors.relative:.2%}",
-            f"{each.batch_drift:.1%}" if each.batch_dependent else scientific(each.batch_drift),
+            f"{each.batch_drift:.1%}" if each.batch_dependent else f"{each.batch_drift:.0e}",
             f"{each.bytes:,}",
             f"{each.speed:.2f}x" if math.isfinite(each.speed) else "-",
             state(each.verdict + (f": {each.note}" if each.note else ""), PASSED if passed else FAILED),

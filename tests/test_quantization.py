@@ -115,10 +115,8 @@ def test_verify_holds_the_kept_artifact_to_its_own_budget_on_real_inputs(kept):
     bundle, _ = kept
     requests = bundle.real_inputs()
     spec = bundle.spec
-    cases = [
-        real_case(spec, "real-inputs", requests),
-        *masked_real_cases(spec, real_case(spec, "real-inputs", requests)),
-    ]
+    real = real_case(spec, "real-inputs", requests)
+    cases = [real, *masked_real_cases(spec, real)]
     report = verify(bundle, ["int8"], cases=cases)
     assert [case.outcome for case in report.cases] == [PASSED] * 4
     assert {case.max_relative_error for case in report.cases} == {0.025}

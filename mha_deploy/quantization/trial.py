@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mha_deploy.bundle import Bundle
-from mha_deploy.cases import Case, masked_real_cases, standard_cases
+from mha_deploy.cases import Case, masked_real_cases, real_cases, standard_cases
 from mha_deploy.errors import FrozenAxisError, GraphError
 from mha_deploy.graph import check_graph
 from mha_deploy.precision import Precision
@@ -92,7 +92,7 @@ class Trials:
     def _cases(self) -> list[Case]:
         """Those of `verify`, but for the largest, which are left to it."""
         spec, requests = self.bundle.spec, self.evidence.requests
-        cases = [*standard_cases(spec, requests), *masked_real_cases(spec, self.evidence.calibration[0].case)]
+        cases = [*standard_cases(spec, requests), *masked_real_cases(spec, real_cases(spec, requests)[0])]
         return [case for case in cases if not case.name.startswith("max")]
 
     def _best_alphas(self, candidate: Candidate) -> dict[str, float]:
