@@ -90,22 +90,6 @@ def test_infer_reports_requests_batches_and_padding(cli, demo_bundle, tmp_path):
     assert np.load(tmp_path / "y.npz")["y"].shape == (591, 384)
 
 
-def test_bench_prints_figures_with_their_conditions(cli, small_bundle, tmp_path):
-    out = tmp_path / "bench.json"
-    options = ("--grid", "batch=1,2", "--grid", "seq=8", "--seconds", "0.05", "-o", out)
-    result = cli("bench", small_bundle.folder, *options)
-    assert result.exit_code == 0
-    for word in ("p50 ms", "p99 ms", "of ceiling", "nearest rank", "CPUExecutionProvider", "onnxruntime"):
-        assert word in result.stdout
-    report = json.loads(out.read_text())
-    assert [cell["sizes"] for cell in report["cells"]] == [{"batch": 1, "seq": 8}, {"batch": 2, "seq": 8}]
-    for cell in report["cells"]:
-        assert len(cell["samples_ms"]) == cell["samples"] >= 12
-        assert (cell["p99_ms"] is None) == (cell["samples"] < 459)
-        assert cell["p50_ms"] in cell["samples_ms"]
-    assert report["ceiling"]["gflops"] > 0
-
-
 def test_inspect_shows_where_the_bundle_came_from(cli, demo_bundle):
     result = cli("inspect", demo_bundle.folder)
     for word in ("12 heads", "mask [batch, seq] bool", "BERT", "model.onnx", "encoder.layer.3.attention."):

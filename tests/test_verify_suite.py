@@ -22,7 +22,7 @@ from mha_deploy.ragged import unpack
 from mha_deploy.sessions.fake import FakeSession
 from mha_deploy.sessions.reference import ReferenceSession
 from mha_deploy.tensor_files import write_tensors
-from mha_deploy.verification import FAILED, PASSED, Judge, verify
+from mha_deploy.verification import FAILED, PASSED, Judge, VerifyReport, verify
 
 SPEC = small_spec()
 
@@ -187,7 +187,7 @@ def test_fail_fast_stops_at_the_first_failure_and_says_so(small_bundle, monkeypa
     assert not report.passed
     result = cli("verify", small_bundle.folder, "--fail-fast")
     assert result.exit_code == 1
-    assert "stopped at the first failure, ragged-padding of canonical" in result.stdout
+    assert "stopped at the first failure: ragged-padding of canonical" in result.stdout
 
 
 def test_an_artifact_that_does_not_load_has_failed(small_bundle, tmp_path, cli):
@@ -268,6 +268,14 @@ def test_an_integer_artifact_without_a_budget_is_refused(small_bundle, tmp_path)
     bundle = int8_copy(small_bundle, tmp_path / "bundle")
     with pytest.raises(InputError, match=r"declare its budget: --max-relative-error 2\.5%"):
         verify(bundle, ["int8"], names=["odd"])
+
+
+def test_the_case_nearest_to_its_limit_is_so_by_either_gate(module, judge):
+    found = [judge(ReferenceSession(module, Precision.FP32), "torch", case(n)) for n in ("odd", "opt")]
+    feature = replace(found[1].by_feature, error=0.99 * found[1].by_feature.allowed)
+    (hop,) = VerifyReport("x", (found[0], replace(found[1], by_feature=feature)), {}).hops
+    assert hop.nearest.name == "opt"
+    assert hop.nearest.used == pytest.approx(0.99)
 
 
 def test_every_hop_is_summed_up_in_one_row(small_bundle, tmp_path, cli):

@@ -8,6 +8,7 @@ onnx_runtime_cuda.py  ONNX Runtime's CUDA provider, tensors kept on the device
 tensorrt.py           TensorRT plans
 engine.py             a plan, opened: profiles and execution contexts
 memory.py             device memory and a stream, over torch
+stages.py             copies and computing of a run on a device, timed apart
 fake.py               a Python function, for tests
 """
 

@@ -13,7 +13,7 @@ from mha_deploy.errors import FeedError, InputError
 from mha_deploy.precision import Precision, numpy_dtype
 from mha_deploy.sessions import Session
 from mha_deploy.signature import Array, Feeds, Signature
-from mha_deploy.verification.metrics import Errors, relative_error
+from mha_deploy.verification.metrics import Errors
 from mha_deploy.verification.properties import LINEAR, Property
 from mha_deploy.verification.report import (
     DECLARED,
@@ -110,13 +110,11 @@ class Judge:
                 return _refused(session, result, held.refused)
             answers = [_answer(session, feeds) for feeds in held.feeds]
             deviation, truth = held.deviation(answers), self.references.truth(held.base)
-            share = relative_error(deviation, np.zeros(1)) / (
-                float(np.linalg.norm(truth.y[truth.rows])) or 1.0
-            )
+            norm = float(np.linalg.norm(truth.y[truth.rows])) or 1.0
             result = replace(
                 result,
                 deviation=float(np.abs(deviation).max(initial=0.0)),
-                relative=share,
+                relative=float(np.linalg.norm(deviation)) / norm,
                 max_relative_error=result.max_relative_error * held.weight,
             )
             if not session.precision.is_integer:

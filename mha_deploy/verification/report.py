@@ -93,6 +93,21 @@ class CaseResult:
             return self.relative_error / self.max_relative_error
         return self.max_abs_error / self.yardstick if self.yardstick else float(self.max_abs_error > 0)
 
+    @property
+    def used(self) -> float:
+        """The share of its limit that the error takes, at the gate where it takes most; beyond 1 it fails."""
+        if self.max_relative_error:
+            return self.needed
+        feature = self.by_feature
+        shares = [
+            error / allowed if allowed else float(error > 0)
+            for error, allowed in (
+                (self.max_abs_error, self.allowed),
+                (feature.error, feature.allowed),
+            )
+        ]
+        return max(shares)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -235,14 +250,13 @@ class Hop:
     @property
     def judged(self) -> tuple[CaseResult, ...]:
         """Cases that passed or failed with a number."""
-        return tuple(
-            c for c in self.cases if c.outcome not in (OUT_OF_RANGE, INFORMS) and np.isfinite(c.needed)
-        )
+        undecided = (OUT_OF_RANGE, INFORMS)
+        return tuple(c for c in self.cases if c.outcome not in undecided and np.isfinite(c.used))
 
     @property
     def nearest(self) -> CaseResult:
         """The case that is nearest to its limit or furthest beyond it."""
-        return max(self.judged or self.cases, key=lambda case: case.needed)
+        return max(self.judged or self.cases, key=lambda case: case.used)
 
     @property
     def outcome(self) -> str:
