@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +12,11 @@ import numpy as np
 from mha_deploy.bundle import Bundle
 from mha_deploy.errors import FeedError
 from mha_deploy.masks import keep_mask
-from mha_deploy.ragged import Request, is_packed, pack, unpack
+from mha_deploy.ragged import Request, is_packed, join, pack, unpack
 from mha_deploy.runner import DEFAULT_OPTIONS, BatchRunner, CostModel, RunnerOptions
 from mha_deploy.runner.calibration import measured, stored
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
+from mha_deploy.sessions.packed import PackedSession, PaddedView
 from mha_deploy.signature import LARGEST, Array, Feeds
 from mha_deploy.spec import AttentionSpec
 
@@ -77,7 +78,8 @@ def infer(
     """Run packed requests (see `ragged`) or padded inputs under the graph's own names.
 
     Packed requests run in batches of equal length (see `BatchRunner`), each answer bit for bit the one
-    that its request gets alone.
+    that its request gets alone; a packed artifact takes them in runs of near length (see
+    `sessions.packed.PackedSession`).
     Padded inputs run as they are, in slices of the largest batch the graph takes; `mask_form` says
     how their mask is to be read (see `masks`).
 
@@ -85,10 +87,13 @@ def infer(
         FeedError: names, shapes, dtypes or lengths that the block does not take.
     """
     spec = bundle.spec
-    if is_packed(tensors):
+    if is_packed(tensors) and bundle.artifact(artifact).layout == "padded":
         return _run_ragged(bundle, unpack(spec, tensors), artifact, placement)
     with bundle.open_session(artifact, placement) as session:
-        return _run_padded(session, spec, with_keep_mask(spec, tensors, mask_form))
+        if isinstance(session, PackedSession) and is_packed(tensors):
+            return _run_packed(session, unpack(spec, tensors))
+        padded = PaddedView(session) if isinstance(session, PackedSession) else session
+        return _run_padded(padded, spec, with_keep_mask(spec, tensors, mask_form))
 
 
 def _run_ragged(bundle: Bundle, requests: Sequence[Request], artifact: str, placement: Placement) -> Answers:
@@ -119,6 +124,34 @@ def _costs(
         return CostModel(bundle.spec, {}), 0.0  # no two can share a batch
     with bundle.open_session(artifact, placement) as session:
         return measured(session, bundle.spec, GLANCE_S)
+
+
+def _run_packed(session: PackedSession, requests: Sequence[Request]) -> Answers:
+    """Each run that the session plans by itself, to have its time.
+
+    Padded tokens are positions that the attention core alone is filled up with.
+    """
+    spec, lengths = session.spec, [(request.q_len, request.kv_len) for request in requests]
+    answers: dict[int, Array] = {}
+    positions, times = 0, []
+    for members in session.runs(lengths):
+        feeds = join(spec, [requests[i] for i in members])
+        begin = time.perf_counter()
+        y = session.run(feeds)["y"]
+        times.append((time.perf_counter() - begin) * 1e3)
+        ends = np.cumsum([lengths[i][0] for i in members])[:-1]
+        answers |= dict(zip(members, np.split(y, ends), strict=True))
+        positions += len(members) * _tokens(spec, map(max, zip(*(lengths[i] for i in members), strict=True)))
+    tokens = sum(_tokens(spec, pair) for pair in lengths)
+    padded = positions - tokens
+    report = InferReport(len(requests), len(times), tokens, padded, tuple(times), session.provider)
+    return Answers(pack([answers[i] for i in range(len(requests))]), report)
+
+
+def _tokens(spec: AttentionSpec, lengths: Iterable[int]) -> int:
+    """Of one request's (query, key) lengths: self attention has one length for both."""
+    query, key = lengths
+    return query if spec.kind == "self" else query + key
 
 
 def with_keep_mask(spec: AttentionSpec, tensors: Feeds, form: str) -> dict[str, Array]:

@@ -76,6 +76,14 @@ def unpack(spec: AttentionSpec, tensors: Feeds) -> list[Request]:
     return [Request({name: pieces[name][i] for name in pieces}, q[i], kv[i]) for i in range(len(q))]
 
 
+def join(spec: AttentionSpec, requests: Sequence[Request]) -> dict[str, Array]:
+    """Packed arrays of these requests and their lengths: the inverse of `unpack`."""
+    names = [tensor.name for tensor in spec.signature.inputs if tensor.is_float]
+    feeds = {name: np.concatenate([request.tensors[name] for request in requests]) for name in names}
+    lengths = np.array([(request.q_len, request.kv_len) for request in requests], np.int64)
+    return feeds | {name: lengths[:, i] for i, name in enumerate(length_names(spec))}
+
+
 def pad(spec: AttentionSpec, requests: Sequence[Request], sizes: Sizes) -> dict[str, Array]:
     """Inputs of the graph for these requests, right-padded with zeros to `sizes`, and their mask.
 

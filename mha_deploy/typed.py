@@ -18,9 +18,12 @@ from torch.nn import functional
 
 from mha_deploy.attention import MultiHeadAttention
 from mha_deploy.errors import InputError
-from mha_deploy.graph import write_graph
+from mha_deploy.graph import INLINE_LIMIT, write_graph
+from mha_deploy.packed import LAYOUTS, graph_signature
+from mha_deploy.packed_attention import PackedAttention
 from mha_deploy.precision import Precision
 from mha_deploy.signature import Signature
+from mha_deploy.spec import AttentionSpec
 
 IO_FORMS = ("fp32", "same")
 TYPED = (Precision.FP32, Precision.FP16, Precision.BF16)
@@ -28,14 +31,16 @@ TYPED = (Precision.FP32, Precision.FP16, Precision.BF16)
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A precision, by member or name, and the form of inputs and outputs: fp32, or the "same" as it.
+    """A precision, by member or name, the form of inputs and outputs (fp32, or the "same" as it), and
+    the layout of tokens: "padded", or "packed" (see `packed`).
 
     Raises:
-        InputError: another precision or form.
+        InputError: another precision, form or layout.
     """
 
     precision: Precision
     io: str = "fp32"
+    layout: str = "padded"
 
     def __post_init__(self) -> None:
         if self.precision in list(Precision):
@@ -45,12 +50,23 @@ class Variant:
                 f"precision {self.precision} with io {self.io!r}; "
                 "expected fp32, fp16 or bf16 with io fp32 or same"
             )
+        if self.layout not in LAYOUTS:
+            raise InputError(f"layout {self.layout!r}; expected one of {', '.join(LAYOUTS)}")
 
     @property
     def name(self) -> str:
-        return self.precision.value + ("" if self.io == "fp32" else "-io")
+        """The artifact's: "fp16", "fp16-io", "packed" (in fp32), "packed-fp16"."""
+        parts = ["packed"] if self.layout == "packed" else []
+        parts += [] if parts and self.precision is Precision.FP32 else [self.precision.value]
+        return "-".join(parts) + ("" if self.io == "fp32" else "-io")
 
-    def signature(self, of: Signature) -> Signature:
+    def signature(self, spec: AttentionSpec) -> Signature:
+        """Of this variant's graph of `spec`.
+
+        Raises:
+            SpecError: the block has no packed layout, and that is asked for.
+        """
+        of = graph_signature(spec) if self.layout == "packed" else spec.signature
         return of if self.io == "fp32" else of.at(self.precision)
 
 
@@ -85,13 +101,22 @@ class TypedAttention(MultiHeadAttention):
         return super().forward(*typed).to(self.io_dtype)
 
 
-def write_typed(module: MultiHeadAttention, variant: Variant, path: Path) -> None:
-    """Export `module` in the variant's precision to `path`.
+class TypedPackedAttention(TypedAttention, PackedAttention):
+    """The same over packed tokens: casts of the one around the forward of the other."""
+
+
+def write_typed(
+    module: MultiHeadAttention, variant: Variant, path: Path, inline_limit: int = INLINE_LIMIT
+) -> None:
+    """Export `module` in the variant's precision and layout to `path`.
 
     Raises:
+        SpecError: the block has no packed layout, and that is asked for.
         GraphError, FrozenAxisError: as `graph.write_graph`.
     """
-    write_graph(TypedAttention(module, variant), variant.signature(module.spec.signature), path)
+    signature = variant.signature(module.spec)
+    kind = TypedPackedAttention if variant.layout == "packed" else TypedAttention
+    write_graph(kind(module, variant), signature, path, inline_limit)
 
 
 def kept_in_fp32(path: Path) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from mha_deploy.graph import INLINE_LIMIT, check_graph
 from mha_deploy.lowering import Lowered, lower_to_portable
 from mha_deploy.manifest import Artifact, FileRecord, update
 from mha_deploy.precision import Precision
+from mha_deploy.sessions import Session
 from mha_deploy.sessions.onnx_runtime import OnnxRuntimeSession
+from mha_deploy.sessions.packed import PackedSession, PaddedView
 from mha_deploy.staging import staged_folder
 from mha_deploy.twin import write_twin
 from mha_deploy.typed import Variant, kept_in_fp32, write_typed
@@ -39,24 +41,31 @@ class Checked:
         return f"{self.cases} cases against PyTorch{beyond}, {self.through}"
 
 
-def typed_artifact(bundle: Bundle, variant: Variant, status: Status = lambda _: None) -> Artifact:
-    """The bundle's ONNX in this precision; made, checked and recorded where it is not there yet.
+def typed_artifact(
+    bundle: Bundle,
+    variant: Variant,
+    status: Status = lambda _: None,
+    inline_limit: int = INLINE_LIMIT,
+) -> Artifact:
+    """The bundle's ONNX in this precision and layout; made, checked and recorded where it is not there yet.
 
     Raises:
         CheckError: it does not pass its own precision's yardstick.
     """
-    if variant.precision is Precision.FP32:
+    if variant.precision is Precision.FP32 and variant.layout == "padded":
         return bundle.artifact(CANONICAL)
     present = [artifact for artifact in Bundle.load(bundle.folder).artifacts if artifact.name == variant.name]
     if present:
         return present[0]
-    status(f"exporting in {variant.precision.value}")
+    status(f"exporting {variant.name}")
     with staged_folder(bundle.folder / "variants" / variant.name) as staging:
         path = staging / "model.onnx"
-        write_typed(bundle.reference(), variant, path)
+        write_typed(bundle.reference(), variant, path, inline_limit)
         status(f"checking {variant.name} against PyTorch")
         checked = check_numerically(bundle, variant, path)
-        details = {"io": variant.io, "kept_fp32": kept_in_fp32(path), "checked": str(checked)}
+        details: dict[str, Any] = {"io": variant.io, "checked": str(checked)}
+        if variant.precision is not Precision.FP32:
+            details["kept_fp32"] = kept_in_fp32(path)
         if variant.precision is Precision.BF16:
             write_twin(path, staging / "twin.onnx")
     return _record(bundle, variant, details)
@@ -68,9 +77,10 @@ def _record(bundle: Bundle, variant: Variant, details: Mapping[str, Any]) -> Art
         name=variant.name,
         runtime="onnxruntime",
         precision=variant.precision,
-        signature=variant.signature(bundle.signature),
+        signature=variant.signature(bundle.spec),
         files=files_of(bundle.folder, folder, "model.onnx"),
         details=details,
+        layout=variant.layout,
     )
     update(bundle.folder, artifact)
     if variant.precision is Precision.BF16:
@@ -78,9 +88,10 @@ def _record(bundle: Bundle, variant: Variant, details: Mapping[str, Any]) -> Art
             name=f"{variant.name}-twin",
             runtime="onnxruntime",
             precision=variant.precision,
-            signature=bundle.signature,
+            signature=replace(variant, io="fp32").signature(bundle.spec),
             files=files_of(bundle.folder, folder, "twin.onnx"),
             details={"twin_of": variant.name, "computes_in": "fp32, every value rounded to bf16"},
+            layout=variant.layout,
         )
         update(bundle.folder, twin)
     return artifact
@@ -100,15 +111,19 @@ def check_numerically(bundle: Bundle, variant: Variant, path: Path) -> Checked:
     Raises:
         CheckError: a case fails.
     """
-    signature, through = variant.signature(bundle.signature), "in ONNX Runtime"
+    signature, through = variant.signature(bundle.spec), "in ONNX Runtime"
     runs = path
     if variant.precision is Precision.BF16:
         runs = path.with_name("check-twin.onnx")
         write_twin(path, runs)
-        signature, through = bundle.signature, "in ONNX Runtime through its fp32 twin"
+        signature = replace(variant, io="fp32").signature(bundle.spec)
+        through = "in ONNX Runtime through its fp32 twin"
     judge = Judge(bundle.reference())
     cases = standard_cases(bundle.spec, bundle.real_inputs(), names=QUICK)
-    with OnnxRuntimeSession(runs, signature, name=variant.name, precision=variant.precision) as session:
+    opened: Session = OnnxRuntimeSession(runs, signature, name=variant.name, precision=variant.precision)
+    if variant.layout == "packed":
+        opened = PaddedView(PackedSession(opened, bundle.spec))
+    with opened as session:
         results = [judge(session, variant.name, case) for case in cases]
     if runs != path:
         runs.unlink()

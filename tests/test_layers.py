@@ -12,9 +12,9 @@ PACKAGE = Path(mha_deploy.__file__).parent
 LAYERS = (
     ("errors",),
     ("precision", "signature", "machine", "staging"),
-    ("spec", "spec_file", "masks", "ragged", "latency", "tensor_files"),
+    ("spec", "spec_file", "masks", "ragged", "packed", "latency", "tensor_files"),
     ("manifest",),
-    ("attention", "weights"),
+    ("attention", "packed_attention", "weights"),
     ("graph", "typed", "twin", "lowering", "tensorrt"),
     ("sessions",),
     ("bundle", "cases"),
@@ -42,7 +42,16 @@ LAYERS = (
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 # Who may load what when it is imported: names of modules, or of folders.
 HEAVY = {
-    "torch": ("attention", "graph", "typed", "weights", "sessions.reference", "pipeline", "quantization"),
+    "torch": (
+        "attention",
+        "packed_attention",
+        "graph",
+        "typed",
+        "weights",
+        "sessions.reference",
+        "pipeline",
+        "quantization",
+    ),
     "onnx": (
         "graph",
         "typed",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mha_deploy.cli.shared import FOLDER, console, json_option, print_json, status_line
+from mha_deploy.cli.shared import FOLDER, console, json_option, layout_option, print_json, status_line
 from mha_deploy.errors import InputError
 from mha_deploy.staging import interrupts_held
 
@@ -26,9 +26,17 @@ if TYPE_CHECKING:
 @click.option("--weights", type=FOLDER, help="Checkpoint to use instead of the spec's.")
 @click.option("--prefix", default="", help="Prefix of this layer's tensors in --weights.")
 @click.option("--inputs", type=FOLDER, help="Packed real inputs for `verify` to use.")
+@layout_option("packed adds a graph that projects real tokens only.")
 @json_option
 def export(
-    *, spec: str, out: Path, weights: Path | None, prefix: str, inputs: Path | None, as_json: bool
+    *,
+    spec: str,
+    out: Path,
+    weights: Path | None,
+    prefix: str,
+    inputs: Path | None,
+    layout: str,
+    as_json: bool,
 ) -> None:
     """Export SPEC (a preset's name or a TOML file) to ONNX and prove its dynamic axes."""
     with interrupts_held():
@@ -37,7 +45,15 @@ def export(
     if prefix and weights is None:
         raise InputError("--prefix picks a layer out of --weights; give both")
     with status_line() as progress:
-        bundle = run(spec, out, weights=weights or "", prefix=prefix, inputs=inputs or "", progress=progress)
+        bundle = run(
+            spec,
+            out,
+            weights=weights or "",
+            prefix=prefix,
+            inputs=inputs or "",
+            layout=layout,
+            progress=progress,
+        )
     if as_json:
         print_json({"bundle": str(bundle.folder), **bundle.manifest.to_json()})
         return
@@ -47,6 +63,8 @@ def export(
     click.echo(f"axes: {', '.join(map(str, bundle.spec.dims))}; proved at {proved} sizes against PyTorch")
     for short in bundle.artifact().details["axes_not_reached"]:
         click.echo(f"not proved to its maximum, which is too large for this machine: {short}")
+    for artifact in bundle.artifacts[1:]:
+        click.echo(f"artifact: {artifact.name}, checked: {artifact.details['checked']}")
     click.echo(f"bundle: {bundle.folder}")
 
 
@@ -62,6 +80,7 @@ def export(
     show_default=True,
     help="Inputs and outputs in fp32, or in the engine's own precision.",
 )
+@layout_option("Padded batches, or real tokens with indices.")
 @click.option("-o", "--out", type=FOLDER, help="Folder for the engine of an ONNX file.")
 @click.option("--name", default="", help="Name of the engine.  [default: precision and backend]")
 @click.option("--profile", "profiles", multiple=True, metavar="AXIS=MIN:OPT:MAX,...", help="Repeatable.")
@@ -112,10 +131,12 @@ def _build(given: dict[str, Any], status: Any, progress: Progress) -> Engine:
             raise InputError(f"{source} is a bundle, which keeps its engines itself; leave -o out")
         if not precision:
             raise InputError("name the engine's precision: --fp16, --bf16 or --fp32")
-        variant = Variant(Precision(precision), given["io"])
+        variant = Variant(Precision(precision), given["io"], given["layout"])
         return of_bundle(Bundle.load(source), variant, options, given["profiles"], **watch)
     if given["io"] != "fp32":
         raise InputError("--io is for bundles; an ONNX file keeps the inputs and outputs that it has")
+    if given["layout"] != "padded":
+        raise InputError("--layout is for bundles; an ONNX file keeps the layout that it has")
     if not out:
         raise InputError(f"{source} is no bundle; for an ONNX file give the engine's folder with -o")
     return of_file(source, out, options, given["profiles"], precision=precision or "", **watch)

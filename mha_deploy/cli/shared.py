@@ -39,6 +39,11 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 artifact_option = click.option("--artifact", default="", help="Artifact to run.  [default: the best one]")
 
 
+def layout_option(text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    layouts = click.Choice(["padded", "packed"])
+    return click.option("--layout", type=layouts, default="padded", show_default=True, help=text)
+
+
 def placement_options(command: Callable[..., None]) -> Callable[..., None]:
     options = (
         click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True),

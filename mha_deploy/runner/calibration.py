@@ -91,7 +91,7 @@ def calibrated(bundle: Bundle, name: str, placement: Placement, options: RunnerO
         return found
 
     def open_session(threads: int) -> Session:
-        return bundle.open_session(name, replace(placement, threads=threads))
+        return bundle.open_padded_session(name, replace(placement, threads=threads))
 
     on_cpu = bundle.artifact(name).runtime == "onnxruntime" and placement.device == "cpu"
     cores = (placement.threads or machine.usable_cpus()) if on_cpu else 1

@@ -95,7 +95,7 @@ class BatchRunner:
         found = calibrated(bundle, name, placement, options)
 
         def open_session(threads: int) -> Session:
-            return bundle.open_session(name, replace(placement, threads=threads))
+            return bundle.open_padded_session(name, replace(placement, threads=threads))
 
         options = replace(options, workers=found.workers, threads=found.threads)
         return cls(open_session, bundle.spec, options, found.model, drift=found.drift)

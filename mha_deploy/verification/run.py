@@ -62,7 +62,7 @@ def verify(
     providers, not_run, stopped_at = dict[str, str](), dict[str, str](), ""
     for artifact in chosen:
         try:
-            session = bundle.open_session(artifact.name, replace(placement, poison=True))
+            session = bundle.open_padded_session(artifact.name, replace(placement, poison=True))
         except MissingError as error:
             if artifacts or (artifact is chosen[-1] and not providers):
                 raise
