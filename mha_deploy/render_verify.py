@@ -179,7 +179,7 @@ def _legend(console: Console, report: VerifyReport) -> None:
         "worst at: batch, position, feature. Padded query rows are not compared.",
     ]
     if any(hop.precision.is_integer for hop in report.hops):
-        lines.append("Integer precisions have no yardstick: rel err is held to the declared budget.")
+        lines.append("Integer precisions have no yardstick: on real inputs rel err is held to the budget.")
     console.print("\n".join(lines), style="dim", highlight=False)
 
 

@@ -257,10 +257,11 @@ def int8_copy(bundle, folder, **details):
 
 def test_an_integer_artifact_is_held_to_the_budget_that_it_was_accepted_with(small_bundle, tmp_path):
     bundle = int8_copy(small_bundle, tmp_path / "bundle", max_relative_error=0.02)
-    (result,) = verify(bundle, ["int8"], names=["odd"]).cases
+    real = {"x": np.random.default_rng(0).standard_normal((9, 32), np.float32), "lengths": np.array([4, 5])}
+    (result,) = verify(bundle, ["int8"], names=["real-inputs"], inputs=real).cases
     assert (result.outcome, result.max_relative_error) == (PASSED, 0.02)
     assert result.needed == pytest.approx(result.relative_error / 0.02)
-    (given,) = verify(bundle, ["int8"], names=["odd"], max_relative_error=1e-9).cases
+    (given,) = verify(bundle, ["int8"], names=["real-inputs"], inputs=real, max_relative_error=1e-9).cases
     assert (given.outcome, given.max_relative_error) == (FAILED, 1e-9)
 
 

@@ -12,7 +12,7 @@ lattice.py     the sizes that prove dynamic axes
 
 from mha_deploy.cases.case import Case, describe
 from mha_deploy.cases.lattice import lattice_cases, sized_case
-from mha_deploy.cases.real import padded_case, real_cases
+from mha_deploy.cases.real import masked_real_cases, padded_case, real_case, real_cases
 from mha_deploy.cases.sizes import Sizing
 from mha_deploy.cases.suite import QUICK, case_names, standard_cases
 
@@ -23,7 +23,9 @@ __all__ = [
     "case_names",
     "describe",
     "lattice_cases",
+    "masked_real_cases",
     "padded_case",
+    "real_case",
     "real_cases",
     "sized_case",
     "standard_cases",

@@ -2,7 +2,8 @@
 
 Truth is the reference in fp64. The yardstick is PyTorch at the artifact's own precision: what it
 scatters there is what that precision costs, and an artifact is held to that, not to a guessed
-tolerance. Integer precisions have no yardstick; they are held to a budget that is declared.
+tolerance. Integer precisions have no yardstick; they are held to a budget that is declared,
+on real inputs.
 
     metrics.py     how far an answer is from the truth, and where
     yardstick.py   the reference's answers, each computed once
@@ -17,11 +18,12 @@ tolerance. Integer precisions have no yardstick; they are held to a budget that 
     picture.py     a heat map drawn
 """
 
-from mha_deploy.verification.judge import Judge, as_inputs
+from mha_deploy.verification.judge import Judge, as_inputs, decides
 from mha_deploy.verification.report import (
     DECLARED,
     FAILED,
     FEATURE_RULE,
+    INFORMS,
     NOT_CHECKED,
     OUT_OF_RANGE,
     PASSED,
@@ -40,6 +42,7 @@ __all__ = [
     "DECLARED",
     "FAILED",
     "FEATURE_RULE",
+    "INFORMS",
     "NOT_CHECKED",
     "OUT_OF_RANGE",
     "PASSED",
@@ -56,6 +59,7 @@ __all__ = [
     "Suite",
     "VerifyReport",
     "as_inputs",
+    "decides",
     "failed_case",
     "suite_of",
     "verify",

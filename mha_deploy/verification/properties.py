@@ -55,6 +55,8 @@ class Property:
     why_not: str = ""
 
 
+# They compare two answers to different values, where the others compare answers to the same.
+LINEAR = ("value-scale", "value-shift")
 NAMES = (
     "batch-mates",
     "alone",

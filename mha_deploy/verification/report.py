@@ -18,7 +18,7 @@ FEATURE_RULE = (
 )
 
 PASSED, FAILED, OUT_OF_RANGE = "passed", "failed", "out of range"
-NOT_CHECKED, DECLARED = "not checked", "declared"
+NOT_CHECKED, DECLARED, INFORMS = "not checked", "declared", "informs only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class CaseResult:
             "precision": self.precision.value,
             "sizes": dict(self.sizes),
             "outcome": self.outcome,
-            "passed": None if self.outcome == OUT_OF_RANGE else self.passed,
+            "passed": self.passed if self.outcome in (PASSED, FAILED) else None,
             "max_abs_error": finite(self.max_abs_error),
             "relative_error": finite(self.relative_error),
             "relative_yardstick": finite(self.relative_yardstick),
@@ -164,7 +164,7 @@ class PropertyResult:
         return self.deviation / self.yardstick if self.yardstick else float(self.deviation > 0)
 
     def to_json(self) -> dict[str, Any]:
-        unjudged = self.outcome in (NOT_CHECKED, DECLARED, OUT_OF_RANGE)
+        unjudged = self.outcome in (NOT_CHECKED, DECLARED, INFORMS, OUT_OF_RANGE)
         return {
             "name": self.name,
             "artifact": self.artifact,
@@ -263,7 +263,8 @@ class Hop:
     @property
     def judged(self) -> tuple[CaseResult, ...]:
         """Cases that passed or failed with a number."""
-        return tuple(c for c in self.cases if c.outcome != OUT_OF_RANGE and np.isfinite(c.used))
+        undecided = (OUT_OF_RANGE, INFORMS)
+        return tuple(c for c in self.cases if c.outcome not in undecided and np.isfinite(c.used))
 
     @property
     def nearest(self) -> CaseResult:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from mha_deploy.bundle import Bundle
 from mha_deploy.cases import Case, padded_case, real_cases
-from mha_deploy.errors import FrozenAxisError, GraphError, MissingError
+from mha_deploy.errors import FrozenAxisError, GraphError, InputError, MissingError
 from mha_deploy.inference import with_keep_mask
 from mha_deploy.precision import Precision
 from mha_deploy.ragged import is_packed, unpack
@@ -55,12 +55,14 @@ def verify(
     Raises:
         BundleError: a file of the bundle is not the one recorded.
         FeedError: `inputs` do not meet the block's signature.
-        InputError: an unknown name, or an integer precision without a budget.
+        InputError: an unknown name, or an integer precision without a budget or without real inputs.
         MissingError: this machine lacks a runtime or a provider.
     """
     chosen = [bundle.artifact(name) for name in artifacts] or list(bundle.artifacts)
     judge = Judge(bundle.reference())
     suite = suite_of(bundle, judge.references, inputs=inputs, seed=seed, names=names)
+    if not names:
+        _refuse_unjudged(chosen, cases or given_cases(bundle, inputs))
     found: list[Result] = []
     providers, not_run, stopped_at = dict[str, str](), dict[str, str](), ""
     for artifact in chosen:
@@ -103,6 +105,15 @@ def verify(
         seed,
         stopped_at,
     )
+
+
+def _refuse_unjudged(artifacts: Sequence[Artifact], cases: Sequence[Case]) -> None:
+    for artifact in artifacts:
+        if artifact.precision.is_integer and not any(case.real for case in cases):
+            raise InputError(
+                f"artifact {artifact.name!r} is {artifact.precision.value}, which is judged on real inputs, "
+                "and there are none: give --inputs FILE, here or at export"
+            )
 
 
 def suite_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mha_deploy.cases import Case, case_names, standard_cases
+from mha_deploy.cases import Case, case_names, masked_real_cases, standard_cases
 from mha_deploy.cases.magnitudes import near_overflow
 from mha_deploy.cases.suite import small_case
 from mha_deploy.errors import InputError
@@ -35,7 +35,8 @@ class Suite:
         self._order = case_names(spec)
         self._order.insert(self._order.index("large-values") + 1, NEAR_OVERFLOW)
         at = self._order.index("flat-softmax")
-        self._order[at:at] = [case.name for case in real]
+        masked = [each for case in real[:1] for each in masked_real_cases(spec, case)]
+        self._order[at:at] = [case.name for case in (*real, *masked)]
         known = [*self._order, *NAMES]
         unknown = [name for name in names if name not in known]
         if unknown:
@@ -48,6 +49,7 @@ class Suite:
             *standard_cases(spec, seed=seed, names=self._names),
             *(case for case in real if case.name in self._names),
         ]
+        self._masked_real = [case for case in masked if case.name in self._names]
         self._own: dict[Precision, Case] = {}
         self.properties: tuple[Property, ...] = tuple(
             held for held in properties(spec, seed) if held.name in self._names
@@ -62,4 +64,6 @@ class Suite:
                 lambda feeds: self._references.in_range(precision, feeds),
             )
         cases = [*self._shared, *(case for own, case in self._own.items() if own == precision)]
+        if precision.is_integer:
+            cases += self._masked_real
         return tuple(sorted(cases, key=lambda case: self._order.index(case.name)))
