@@ -11,6 +11,7 @@ from mha_deploy.bundle import Bundle
 from mha_deploy.cases import Case, padded_case, real_cases
 from mha_deploy.errors import FrozenAxisError, GraphError, InputError, MissingError
 from mha_deploy.inference import with_keep_mask
+from mha_deploy.manifest import Artifact
 from mha_deploy.precision import Precision
 from mha_deploy.ragged import is_packed, unpack
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
