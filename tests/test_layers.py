@@ -29,6 +29,7 @@ LAYERS = (
         "proof_inputs",
         "proof_runners",
     ),
+    ("serving",),
     ("pipeline", "variants"),
     ("engine_job",),
     ("engines",),
