@@ -7,7 +7,8 @@
     │   ├── BundleError                        a bundle folder or its manifest
     │   ├── GraphError                         an ONNX file that cannot be read or run
     │   ├── FeedError                          tensors that do not meet a signature
-    │   └── BenchError                         what cannot be measured, or held against a measurement
+    │   ├── BenchError                         what cannot be measured, or held against a measurement
+    │   └── RequestError                       a request to the server, with its HTTP status
     ├── SessionError                    2      a session used against its contract
     ├── RunnerError                     3      a runner that cannot take or finish a request now
     │   ├── QueueFullError                     no room for another request
@@ -55,6 +56,14 @@ class FeedError(InputError):
 
 class BenchError(InputError):
     """Something cannot be measured as asked, or held against the measurement that was given."""
+
+
+class RequestError(InputError):
+    """A request to the server is malformed or beyond a limit; `status` is the HTTP answer (4xx, 5xx)."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class SessionError(MhaDeployError):

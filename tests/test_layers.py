@@ -29,6 +29,7 @@ LAYERS = (
         "proof_inputs",
         "proof_runners",
     ),
+    ("serving",),
     ("pipeline", "variants", "foreign"),
     ("quantization",),
     ("engine_job",),

@@ -8,6 +8,7 @@ Exit codes: 0 done; 1 a check failed; 2 bad input or usage; 3 this machine lacks
     verifying.py verify; its options in verify_options.py
     running.py   infer
     benching.py  bench
+    serving.py   serve
     looking.py   inspect, doctor
     shared.py    options and output that they have in common
 """
@@ -26,6 +27,7 @@ from mha_deploy.cli.looking import doctor, inspect
 from mha_deploy.cli.making import build_engine, export
 from mha_deploy.cli.optimizing import optimize
 from mha_deploy.cli.running import infer
+from mha_deploy.cli.serving import serve
 from mha_deploy.cli.verifying import verify
 from mha_deploy.errors import MhaDeployError, MissingError
 
@@ -71,5 +73,5 @@ def main(debug: bool) -> None:
     """From a PyTorch attention block to a verified, fast, served engine."""
 
 
-for command in (export, optimize, build_engine, verify, infer, bench, inspect, doctor):
+for command in (export, optimize, build_engine, verify, infer, bench, serve, inspect, doctor):
     main.add_command(command)

@@ -1,0 +1,129 @@
+"""One HTTP connection: aiohttp's, with limits of time and size on what comes before a body, and with
+every error as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from aiohttp import StreamReader
+from aiohttp.http_exceptions import LineTooLong
+from aiohttp.web import Response, Server
+from aiohttp.web_protocol import RequestHandler, RequestPayloadError
+from aiohttp.web_request import BaseRequest
+
+from mha_deploy.serving.limits import Limits
+
+SERVER = "mha-deploy"  # aiohttp would tell its version and Python's
+_REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
+
+
+class Connection(RequestHandler):
+    """A request's head must arrive within `limits.header_s` and `limits.header_bytes`, counted from its
+    first byte; there are at most `limits.connections` at once."""
+
+    __slots__ = ("_body", "_head_bytes", "_head_timer", "_limits")
+
+    def __init__(self, manager: Server, loop: asyncio.AbstractEventLoop, limits: Limits) -> None:
+        super().__init__(
+            manager,
+            loop=loop,
+            access_log=None,  # type: ignore[arg-type]  # aiohttp: none is kept then
+            keepalive_timeout=limits.idle_s,
+            lingering_time=1.0,
+            auto_decompress=False,
+            max_headers=64,
+            max_line_size=8190,
+            max_field_size=8190,
+        )
+        self._limits, self._head_bytes = limits, 0
+        self._body: StreamReader | None = None
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        manager = self._manager
+        super().connection_made(transport)
+        if manager is not None and len(manager.connections) > self._limits.connections:
+            self._refuse(503, "too many connections; try again")
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._head_ended()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        in_body = self._body is not None and not self._body.is_eof()
+        known = len(self._messages)
+        super().data_received(data)
+        if len(self._messages) > known:
+            self._head_ended()
+            message, payload = self._messages[-1]
+            if hasattr(message, "exc") and in_body and self._body is not None:
+                # The parser gave up within a body; whoever reads that would wait for its rest.
+                self._body.set_exception(RequestPayloadError("the body is framed wrongly"))
+            self._body = payload if isinstance(payload, StreamReader) else None
+        elif data and not in_body and not known and not self._request_in_progress:
+            self._head_grew(len(data))
+
+    def _waits(self) -> bool:
+        """Whether no request is being handled, so that what arrives is the next one's head."""
+        return self._waiter is not None and not self._waiter.done()
+
+    def _head_grew(self, count: int) -> None:
+        self._head_bytes += count
+        if self._head_bytes > self._limits.header_bytes:
+            self._refuse(431, f"a head of more than {self._limits.header_bytes} bytes")
+        elif self._head_timer is None:
+            self._head_timer = self._loop.call_later(self._limits.header_s, self._head_late)
+
+    def _head_late(self) -> None:
+        self._head_timer = None
+        if self._waits():
+            self._refuse(408, f"no whole head within {self._limits.header_s:g} s")
+
+    def _head_ended(self) -> None:
+        self._head_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer without a request to answer to, and close."""
+        body = json.dumps({"error": message}).encode()
+        retry = "Retry-After: 1\r\n" if status == 503 else ""
+        head = (
+            f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: application/json\r\n"
+            f"Server: {SERVER}\r\n{retry}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        self._head_ended()
+        if self.transport is not None:
+            self.transport.write(head.encode() + body)
+        self.force_close()
+
+    def handle_error(
+        self,
+        request: BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,  # noqa: ARG002 (aiohttp's parameter)
+    ) -> Response:
+        """What aiohttp answers where no handler could: never its own text, which quotes the request."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun; nothing else can be sent")
+        status = 431 if isinstance(exc, LineTooLong) else status
+        text = {400: "malformed HTTP", 431: "a line or header is too long"}.get(status, "an internal error")
+        response = error_response(status, text)
+        response.force_close()
+        return response
+
+    def log_exception(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: aiohttp's records quote what clients sent."""
+
+
+def error_response(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    return Response(
+        status=status,
+        body=json.dumps({"error": message}).encode(),
+        content_type="application/json",
+        headers={"Server": SERVER, **(headers or {})},
+    )

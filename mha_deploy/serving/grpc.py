@@ -1,0 +1,289 @@
+"""The Open Inference Protocol v2 over gRPC: messages -> the model, and faults -> status codes.
+
+The messages' classes come from tritonclient, which is Triton's own client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mha_deploy.errors import InputError, MissingError, RequestError
+from mha_deploy.serving.body import BodyBudget
+from mha_deploy.serving.faults import fault_of
+from mha_deploy.serving.model import VERSION, Model, server_metadata
+from mha_deploy.serving.protocol import (
+    OUTPUT,
+    InferRequest,
+    check_outputs,
+    check_parameters,
+    identity,
+    timeout_seconds,
+    whole,
+)
+from mha_deploy.serving.rows import joined
+from mha_deploy.serving.security import Tls, authorized
+from mha_deploy.serving.wire import checked_name, checked_shape, clip, dtype_of, from_bytes
+from mha_deploy.signature import Array
+
+SERVICE = "inference.GRPCInferenceService"
+# Where a message that is not raw holds its elements.
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+}
+
+Method = Callable[[Any], Awaitable[Any]]
+
+
+def load_grpc() -> tuple[Any, Any]:
+    """The modules grpc and service_pb2.
+
+    Raises:
+        MissingError: tritonclient[grpc] is not installed.
+    """
+    try:
+        return importlib.import_module("grpc"), importlib.import_module("tritonclient.grpc.service_pb2")
+    except ImportError as error:
+        raise MissingError(
+            "--grpc-port needs tritonclient with gRPC; install it with: pip install 'mha-deploy[grpc]'"
+        ) from error
+
+
+class GrpcFront:
+    """gRPC requests -> the model. Made and used on one event loop."""
+
+    def __init__(self, model: Model, budget: BodyBudget, token: str) -> None:
+        self._model, self._budget, self._token = model, budget, token
+        self._grpc, self._pb = load_grpc()
+        limits = model.limits
+        options = [
+            ("grpc.max_receive_message_length", limits.body_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_metadata_size", limits.header_bytes),
+            ("grpc.so_reuseport", 0),  # or a second server would quietly share the port
+            ("grpc.max_connection_idle_ms", int(limits.idle_s * 1e3)),
+        ]
+        self._server = self._grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.connections)
+        handlers = self._grpc.method_handlers_generic_handler(SERVICE, self._handlers())
+        self._server.add_generic_rpc_handlers((handlers,))
+
+    async def start(self, host: str, port: int, tls: Tls) -> int:
+        """Listen; the port, chosen by the system where `port` is 0.
+
+        Raises:
+            InputError: the address cannot be had.
+        """
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            if tls:
+                bound = self._server.add_secure_port(address, self._credentials(tls))
+            else:
+                bound = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise InputError(f"cannot listen on {address} for gRPC: {error}") from error
+        await self._server.start()
+        return int(bound)
+
+    def _credentials(self, tls: Tls) -> Any:
+        cert, key, client_ca = tls.read()
+        return self._grpc.ssl_server_credentials(
+            [(key, cert)], root_certificates=client_ca or None, require_client_auth=bool(client_ca)
+        )
+
+    async def close(self, timeout_s: float) -> None:
+        await self._server.stop(timeout_s)
+
+    def _handlers(self) -> dict[str, Any]:
+        methods: dict[str, Method] = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._repository_index,
+        }
+        handlers = {name: self._unary(name, self._plain(method)) for name, method in methods.items()}
+        handlers["ModelInfer"] = self._unary("ModelInfer", self._infer)
+        handlers["ModelStreamInfer"] = self._grpc.stream_stream_rpc_method_handler(
+            self._stream_infer,
+            request_deserializer=self._pb.ModelInferRequest.FromString,
+            response_serializer=self._pb.ModelStreamInferResponse.SerializeToString,
+        )
+        return handlers
+
+    def _unary(self, name: str, behaviour: Callable[[Any, Any], Awaitable[Any]]) -> Any:
+        return self._grpc.unary_unary_rpc_method_handler(
+            behaviour,
+            request_deserializer=getattr(self._pb, f"{name}Request").FromString,
+            response_serializer=getattr(self._pb, f"{name}Response").SerializeToString,
+        )
+
+    def _plain(self, method: Method) -> Callable[[Any, Any], Awaitable[Any]]:
+        open_to_all = method in (self._server_live, self._server_ready)
+
+        async def behaviour(request: Any, context: Any) -> Any:
+            try:
+                if not open_to_all:
+                    self._check_token(context)
+                return await method(request)
+            except Exception as error:
+                await self._abort(context, error)
+
+        return behaviour
+
+    async def _abort(self, context: Any, error: Exception) -> None:
+        fault = fault_of(error)
+        codes = {code.value[0]: code for code in self._grpc.StatusCode}
+        trailing = (("retry-after", str(fault.retry_after_s)),) if fault.retry_after_s else ()
+        await context.abort(codes[fault.grpc_code], fault.message, trailing)
+
+    def _check_token(self, context: Any) -> None:
+        headers = dict(context.invocation_metadata() or ())
+        if self._token and not authorized(str(headers.get("authorization", "")), self._token):
+            raise RequestError("this server wants a token: authorization: Bearer TOKEN", 401)
+
+    async def _infer(self, request: Any, context: Any) -> Any:
+        try:
+            return await self._answer(request, context)
+        except Exception as error:
+            await self._abort(context, error)
+
+    async def _stream_infer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        async for request in requests:
+            try:
+                yield self._pb.ModelStreamInferResponse(infer_response=await self._answer(request, context))
+            except Exception as error:
+                response = self._pb.ModelStreamInferResponse(error_message=fault_of(error).message)
+                response.infer_response.id = request.id
+                yield response
+
+    async def _answer(self, request: Any, context: Any) -> Any:
+        model = self._model
+        with model.counted(), self._budget.share() as share:
+            self._check_token(context)
+            share.take(request.ByteSize())
+            model.check_name(request.model_name, request.model_version)
+            asked = parse_message(request, model)
+            left = context.time_remaining()
+            if left is not None:
+                asked = replace(asked, timeout_s=min(asked.timeout_s, max(left, 0.0)))
+            rows, answers = await model.infer(asked)
+            y = joined(rows, [answer.y for answer in answers], model.dtype)
+            output = self._pb.ModelInferResponse.InferOutputTensor(
+                name=OUTPUT, datatype=model.datatype, shape=rows.shape
+            )
+            return self._pb.ModelInferResponse(
+                model_name=model.name,
+                model_version=VERSION,
+                id=asked.id,
+                outputs=[output],
+                raw_output_contents=[y.tobytes()],
+            )
+
+    async def _server_live(self, _request: Any) -> Any:
+        return self._pb.ServerLiveResponse(live=True)
+
+    async def _server_ready(self, _request: Any) -> Any:
+        return self._pb.ServerReadyResponse(ready=self._model.ready)
+
+    async def _model_ready(self, request: Any) -> Any:
+        self._model.check_name(request.name, request.version)
+        return self._pb.ModelReadyResponse(ready=self._model.ready)
+
+    async def _server_metadata(self, _request: Any) -> Any:
+        return self._pb.ServerMetadataResponse(**server_metadata())
+
+    async def _model_metadata(self, request: Any) -> Any:
+        self._model.check_name(request.name, request.version)
+        return _filled(self._pb.ModelMetadataResponse(), self._model.metadata())
+
+    async def _model_config(self, request: Any) -> Any:
+        self._model.check_name(request.name, request.version)
+        snapshot = await asyncio.to_thread(self._model.runner.snapshot)
+        return _filled(self._pb.ModelConfigResponse(), {"config": self._model.config(snapshot)})
+
+    async def _model_statistics(self, request: Any) -> Any:
+        if request.name:
+            self._model.check_name(request.name, request.version)
+        snapshot = await asyncio.to_thread(self._model.runner.snapshot)
+        return _filled(self._pb.ModelStatisticsResponse(), self._model.statistics(snapshot))
+
+    async def _repository_index(self, request: Any) -> Any:
+        if request.ready and not self._model.ready:
+            return self._pb.RepositoryIndexResponse()
+        state = "READY" if self._model.ready else "UNAVAILABLE"
+        model = {"name": self._model.name, "version": VERSION, "state": state}
+        return _filled(self._pb.RepositoryIndexResponse(), {"models": [model]})
+
+
+def parse_message(request: Any, model: Model) -> InferRequest:
+    """A ModelInferRequest's tensors and parameters.
+
+    Raises:
+        RequestError: anything that is not what the protocol says.
+    """
+    inputs, raws = list(request.inputs), list(request.raw_input_contents)
+    if not 1 <= len(inputs) <= model.limits.tensors:
+        raise RequestError(f"{len(inputs)} inputs; expected 1 to {model.limits.tensors}")
+    if raws and len(raws) != len(inputs):
+        raise RequestError(f"{len(raws)} raw_input_contents for {len(inputs)} inputs; expected one each")
+    tensors: dict[str, Array] = {}
+    for index, tensor in enumerate(inputs):
+        checked_name(tensor.name, tensors)
+        check_parameters(_values(tensor.parameters), f"input {clip(tensor.name)}")
+        raw = np.frombuffer(raws[index], np.uint8) if raws else _contents(tensor)
+        shape = checked_shape(tensor.name, list(tensor.shape))
+        tensors[tensor.name] = from_bytes(tensor.name, tensor.datatype, shape, raw)
+    check_outputs([output.name for output in request.outputs])
+    for output in request.outputs:
+        check_parameters(_values(output.parameters), f"output {clip(output.name)}")
+    parameters = _values(request.parameters)
+    check_parameters(parameters, "the request")
+    return InferRequest(
+        identity(request.id, model.limits),
+        tensors,
+        True,
+        timeout_seconds(parameters.get("timeout", 0)),
+        whole(parameters.get("priority", 0), "priority"),
+    )
+
+
+def _contents(tensor: Any) -> Array:
+    """Elements that came as numbers, as the bytes that they would be raw."""
+    dtype = dtype_of(tensor.datatype)
+    field = _CONTENTS.get(tensor.datatype)
+    if field is None:
+        raise RequestError(f"input {clip(tensor.name)}: {tensor.datatype} comes raw only")
+    try:
+        return np.array(getattr(tensor.contents, field), dtype).view(np.uint8)
+    except OverflowError as error:
+        raise RequestError(f"input {clip(tensor.name)}: a number beyond {tensor.datatype}") from error
+
+
+def _values(parameters: Any) -> dict[str, Any]:
+    chosen = {key: value.WhichOneof("parameter_choice") for key, value in parameters.items()}
+    return {key: getattr(parameters[key], field) if field else None for key, field in chosen.items()}
+
+
+def _filled(message: Any, data: dict[str, Any]) -> Any:
+    """`message` with what it knows of `data`; clients' versions differ in their newest fields."""
+    return importlib.import_module("google.protobuf.json_format").ParseDict(
+        data, message, ignore_unknown_fields=True
+    )

@@ -1,0 +1,180 @@
+"""The command `serve` as a process: signals, restarts, addresses."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from serving import Connection, ask, get, infer_request, until
+
+import mha_deploy
+
+X = np.ones((1, 4, 32), np.float32)
+
+
+@contextlib.contextmanager
+def served(bundle, *options):
+    """A `serve` process that is ready, and its port; killed when the block ends."""
+    command = [sys.executable, "-m", "mha_deploy", "serve", str(bundle.folder), *map(str, options)]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(mha_deploy.__file__).parents[1],
+    ) as process:
+        try:
+            lines = []
+            while not (lines and lines[-1].startswith("serving ")):
+                lines.append(process.stderr.readline())
+                assert lines[-1], f"it ended: {lines}"
+            yield process, int(re.search(r":(\d+) \(ready", lines[-1]).group(1))
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def copied(small_bundle, tmp_path_factory):
+    """A bundle that calibration may write to."""
+    import shutil
+
+    folder = shutil.copytree(small_bundle.folder, tmp_path_factory.mktemp("served") / "bundle")
+    return mha_deploy.Bundle.load(folder)
+
+
+def test_sigterm_under_load_loses_nothing_and_exits_0(copied):
+    """Every request that was sent is answered: 200, or 503 that says it is shutting down; the report adds
+    up to what clients saw. Connections that never got a word of theirs in are refused."""
+    statuses, refused, stop = [], [], threading.Event()
+
+    def client():
+        while not stop.is_set():
+            try:
+                with Connection(port) as connection:
+                    connection.send(infer_request(X))
+                    reply = connection.reply()
+            except ConnectionError:
+                return
+            if reply is None:
+                refused.append(1)
+                return
+            statuses.append(reply.status)
+
+    with served(copied, "--port", 0, "--workers", 1, "--json") as (process, port):
+        with ThreadPoolExecutor(6) as pool:
+            clients = [pool.submit(client) for _ in range(6)]
+            while len(statuses) < 50:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGTERM)
+            out, _ = process.communicate(timeout=30)
+            stop.set()
+            for each in clients:
+                each.result()
+        assert process.returncode == 0
+    report = json.loads(out)
+    assert set(statuses) <= {200, 503}
+    assert report["outcomes"].get("answered", 0) == statuses.count(200)
+    assert report["received"] == sum(report["outcomes"].values()) == len(statuses)
+
+
+def test_a_second_signal_ends_the_grace_at_once(copied):
+    """A request whose body never ends would hold the first for longer than this test waits."""
+    with served(copied, "--port", 0, "--workers", 1, "--grace", 600, "--json") as (process, port):
+        with Connection(port) as connection:
+            connection.send(infer_request(X)[:-1])
+            process.send_signal(signal.SIGTERM)
+            until(lambda: get(port, "/v2/health/ready").status == 503)
+            process.send_signal(signal.SIGTERM)
+            out, _ = process.communicate(timeout=8)
+        assert process.returncode == 0
+    report = json.loads(out)
+    assert report["received"] == sum(report["outcomes"].values()) == 1
+
+
+def test_a_killed_server_starts_again_on_its_port_and_answers_the_same(copied):
+    with served(copied, "--port", 0, "--workers", 1) as (process, port):
+        before = ask(port, infer_request(X)).y
+        process.kill()
+    with served(copied, "--port", port, "--workers", 1) as (process, again):
+        assert again == port
+        assert np.array_equal(ask(port, infer_request(X)).y, before)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=30)
+    assert (process.returncode, out) == (0, "1 requests: 1 answered\n")
+
+
+def test_a_token_from_a_file_guards_the_server(copied, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("s3cret-t0ken\n")
+    with served(copied, "--port", 0, "--workers", 1, "--token-file", token) as (_, port):
+        assert get(port, "/v2").status == 401
+        assert get(port, "/v2", authorization="Bearer s3cret-t0ken").status == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--host", "0.0.0.0"), "0.0.0.0 can be reached from other machines; give a token"),
+        (("--host", "::"), ":: can be reached from other machines"),
+        (("--tls-cert", "cert.pem"), "TLS needs both a certificate and its key"),
+        (("--tls-client-ca", "ca.pem"), "it needs --tls-cert and --tls-key"),
+        (("--tls-cert", "none.pem", "--tls-key", "none.pem"), "TLS files none.pem, none.pem: No such file"),
+        (("--token-file", "none"), "cannot read the token file none"),
+        (("--host", "no.such.host.invalid"), "can be reached from other machines"),
+    ],
+)
+def test_an_unsafe_or_wrong_start_is_refused_in_one_line(cli, copied, options, words):
+    result = cli("serve", copied.folder, "--port", 0, "--workers", 1, *options)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert words in result.stderr
+
+
+def test_a_port_in_use_is_told(cli, copied):
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        result = cli("serve", copied.folder, "--workers", 1, "--port", port)
+    assert result.exit_code == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
+
+
+@pytest.mark.parametrize("text", ["", "two words", "gr\u00fcn"])
+def test_a_token_that_cannot_be_one_is_refused(cli, copied, monkeypatch, text):
+    monkeypatch.setenv("MHA_DEPLOY_TOKEN", text)
+    result = cli("serve", copied.folder, "--port", 0)
+    assert result.exit_code == 2
+    assert "holds no usable token" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("missing", "options", "command"),
+    [("aiohttp", (), "mha-deploy[serve]"), ("tritonclient.grpc", ("--grpc-port", 1), "mha-deploy[grpc]")],
+)
+def test_a_missing_package_is_named_with_its_command(cli, copied, monkeypatch, missing, options, command):
+    for name in [name for name in sys.modules if name.startswith("mha_deploy.serving.")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [name for name in sys.modules if name == missing or name.startswith(f"{missing}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    result = cli("serve", copied.folder, "--port", 0, "--workers", 1, *options)
+    assert result.exit_code == 3, result.output
+    assert f"pip install '{command}'" in result.stderr
+
+
+def test_a_grpc_port_in_use_is_told(cli, copied):
+    pytest.importorskip("tritonclient.grpc")
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        result = cli("serve", copied.folder, "--workers", 1, "--port", 0, "--grpc-port", port)
+    assert result.exit_code == 2
+    assert f"cannot listen on 127.0.0.1:{port} for gRPC" in result.stderr
