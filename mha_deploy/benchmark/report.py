@@ -194,7 +194,7 @@ def bench(
     cells = cells_of(spec, grid or {}, default_grid(spec))
     with (
         bundle.open_padded_session(chosen.name, placement) as session,
-        yardsticks_of(session, placement) as yardsticks,
+        _yardsticks(session, placement) as yardsticks,
     ):
         feeds = {describe(sizes): random_feeds(session.signature, sizes) for sizes in cells}
         turns = [session_turn(name, session, [each]) for name, each in feeds.items()]
@@ -246,7 +246,7 @@ def check_dims(bundle: Bundle, artifact: Artifact) -> None:
 
 
 @contextlib.contextmanager
-def yardsticks_of(session: Session, placement: Placement) -> Iterator[Yardsticks]:
+def _yardsticks(session: Session, placement: Placement) -> Iterator[Yardsticks]:
     """Those of what `session` runs on."""
     if isinstance(session, StagedSession):
         yield gpu_yardsticks(session.precision)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mha_deploy import machine
-from mha_deploy.benchmark import random_feeds, session_turn
+from mha_deploy.benchmark import Turn, random_feeds, session_turn
 from mha_deploy.benchmark.ceilings import COMPUTE
-from mha_deploy.benchmark.report import yardsticks_of
+from mha_deploy.benchmark.ceilings_cpu import cpu_matmul
+from mha_deploy.benchmark.ceilings_gpu import gpu_yardsticks
 from mha_deploy.benchmark.turns import Grid, cells_of, optimum
 from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.cases import QUICK, Case, describe, standard_cases
@@ -217,17 +218,25 @@ class _Search:
             for name, session in opened.items()
         ]
         keep = [CANONICAL] if CANONICAL in opened else []
-        first = next(iter(opened.values()))
-        with yardsticks_of(first, self.placement) as yardsticks:
-            ceiling = [turn for turn in yardsticks.turns if turn.name == COMPUTE]
+        with self._ceiling(next(iter(opened.values())).precision) as (ceiling, flops):
             timings, beside = race(
                 turns,
                 self.seconds,
                 keep=keep,
-                beside=ceiling,
+                beside=[ceiling],
                 progress=lambda text: self.progress(f"{describe(sizes)}: {text}"),
             )
-        return timings, yardsticks.flops / min(beside[COMPUTE].merged_ms) / 1e6
+        return timings, flops / min(beside[ceiling.name].merged_ms) / 1e6
+
+    @contextlib.contextmanager
+    def _ceiling(self, precision: Precision) -> Iterator[tuple[Turn, int]]:
+        """A plain MatMul where the candidates run, and its floating-point operations."""
+        if self.placement.device == "cpu":
+            with cpu_matmul(self.placement) as found:
+                yield found
+            return
+        yardsticks = gpu_yardsticks(precision)
+        yield next(turn for turn in yardsticks.turns if turn.name == COMPUTE), yardsticks.flops
 
     def _verdict(self, name: str) -> Verdict:
         """From the record, or by the gate."""
