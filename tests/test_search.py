@@ -40,10 +40,23 @@ def without_pauses(monkeypatch):
     monkeypatch.setattr("mha_deploy.search.measuring.Schedule", functools.partial(Schedule, pause_s=0.0))
 
 
+@pytest.fixture(scope="module")
+def verdicts(small_bundle, tmp_path_factory):
+    """A record of the candidates' verdicts without a timing: judging them takes seconds."""
+    folder = tmp_path_factory.mktemp("judged") / "bundle"
+    shutil.copytree(small_bundle.folder, folder)
+    searched(Bundle.load(folder), CANDIDATES, grid={"batch": [1], "seq": [1]})
+    data = json.loads((folder / RECORD).read_text())
+    kept = {key: entry for key, entry in data["entries"].items() if key.startswith("verdict")}
+    assert len(kept) == len(CANDIDATES)
+    return json.dumps({**data, "entries": kept})
+
+
 @pytest.fixture
-def bundle(small_bundle, tmp_path):
+def bundle(small_bundle, verdicts, tmp_path):
     """A copy to write to."""
     shutil.copytree(small_bundle.folder, tmp_path / "bundle")
+    (tmp_path / "bundle" / RECORD).write_text(verdicts)
     return Bundle.load(tmp_path / "bundle")
 
 
@@ -88,6 +101,7 @@ def test_every_candidate_that_passes_is_timed_at_every_size_and_one_is_chosen(bu
         assert set(size.timings) == set(NAMES)
         assert size.timings[CANONICAL].final
         assert size.ceiling_gflops > 0
+    assert [each.verdict.passed for each in report.tried] == [True] * 4
     assert {report.route.short, report.route.long} <= set(NAMES[:3])
     again = Bundle.load(bundle.folder)
     assert again.artifact("", TWO_THREADS).name == report.artifact

@@ -114,11 +114,11 @@ CONDITIONS = {"machine": "m", "sizes": {"batch": 1}}
 
 def test_what_was_found_is_found_again_under_the_same_conditions_and_no_other(tmp_path):
     record = Record.load(tmp_path)
-    record.keep_timings(CONDITIONS, {"a": TIMING}, 99.0)
+    record.keep_timings(CONDITIONS, {"a": TIMING}, 99.0, ["busy"])
     record.keep_verdict({"name": "a"}, Verdict(False, math.inf, "min", 1, "wrong"))
     again = Record.load(tmp_path)
-    timings, ceiling = again.timings(dict(reversed(CONDITIONS.items())))
-    assert (repr(timings["a"]), ceiling) == (repr(TIMING), 99.0)
+    timings, ceiling, notices = again.timings(dict(reversed(CONDITIONS.items())))
+    assert (repr(timings["a"]), ceiling, notices) == (repr(TIMING), 99.0, ["busy"])
     assert again.verdict({"name": "a"}) == Verdict(False, math.inf, "min", 1, "wrong")
     assert again.timings({**CONDITIONS, "machine": "other"}) is None
     assert again.verdict({"name": "b"}) is None
@@ -132,7 +132,7 @@ def test_a_record_that_cannot_be_read_counts_as_none(tmp_path, damage):
 
 def test_a_damaged_entry_counts_as_none(tmp_path):
     record = Record.load(tmp_path)
-    record.keep_timings(CONDITIONS, {"a": TIMING}, 99.0)
+    record.keep_timings(CONDITIONS, {"a": TIMING}, 99.0, ["busy"])
     text = (tmp_path / FILE_NAME).read_text().replace("p50_ms", "p49_ms")
     (tmp_path / FILE_NAME).write_text(text)
     assert Record.load(tmp_path).timings(CONDITIONS) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,20 +49,30 @@ class Record:
     def keep_verdict(self, stands_on: object, verdict: Verdict) -> None:
         self._keep("verdict", stands_on, verdict.to_json())
 
-    def timings(self, stands_on: object) -> tuple[dict[str, Timing], float] | None:
-        """Timings by candidate, and the ceiling in GFLOP/s."""
+    def timings(self, stands_on: object) -> tuple[dict[str, Timing], float, list[str]] | None:
+        """Timings by candidate, the ceiling in GFLOP/s, and what else went on meanwhile."""
         entry = self._entry("timings", stands_on)
         try:
             if not entry:
                 return None
             found = {name: Timing.from_json(data) for name, data in entry["candidates"].items()}
-            return found, float(entry["ceiling_gflops"])
+            return found, float(entry["ceiling_gflops"]), list(entry["notices"])
         except (TypeError, KeyError, AttributeError, ValueError):
             return None
 
-    def keep_timings(self, stands_on: object, timings: Mapping[str, Timing], ceiling_gflops: float) -> None:
-        found = {name: timing.to_json() for name, timing in timings.items()}
-        self._keep("timings", stands_on, {"candidates": found, "ceiling_gflops": ceiling_gflops})
+    def keep_timings(
+        self,
+        stands_on: object,
+        timings: Mapping[str, Timing],
+        ceiling_gflops: float,
+        notices: Sequence[str],
+    ) -> None:
+        found = {
+            "candidates": {name: timing.to_json() for name, timing in timings.items()},
+            "ceiling_gflops": ceiling_gflops,
+            "notices": list(notices),
+        }
+        self._keep("timings", stands_on, found)
 
     def _entry(self, kind: str, stands_on: object) -> dict[str, Any]:
         found: dict[str, Any] = self.entries.get(_key(kind, stands_on), {}).get("found", {})

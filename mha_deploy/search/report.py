@@ -42,7 +42,8 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One size, and what each candidate took there; `length` is that of the queries."""
+    """One size, and what each candidate took there; `length` is that of the queries, and
+    `notices` what else went on meanwhile."""
 
     sizes: Mapping[str, int]
     length: int
@@ -50,6 +51,7 @@ class Measured:
     flops: int
     ceiling_gflops: float
     timings: Mapping[str, Timing]
+    notices: tuple[str, ...] = ()
 
     def tokens_per_s(self, name: str) -> float:
         return self.tokens / self.timings[name].p50_ms * 1e3
@@ -63,6 +65,7 @@ class Measured:
             "sizes": dict(self.sizes),
             "tokens": self.tokens,
             "ceiling_gflops": self.ceiling_gflops,
+            "notices": list(self.notices),
             "candidates": {
                 name: timing.to_json()
                 | {"tokens_per_s": self.tokens_per_s(name), "ceiling_share": self.ceiling_share(name)}
@@ -94,11 +97,12 @@ class SearchReport:
                 reasons.setdefault(f"{each.outcome}: {each.why}", []).append(each.name)
         found = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
         for size in self.measured:
+            sizes = " x ".join(map(str, size.sizes.values()))
+            found += [f"{sizes}: {notice}" for notice in size.notices]
             chosen = self.route.at(size.length)
             for each in self.tried:
                 timing = size.timings.get(each.name)
                 if each.outcome == BASELINE and timing and timing.ratio < size.timings[chosen].ratio:
-                    sizes = " x ".join(map(str, size.sizes.values()))
                     found.append(f"{each.name}, a baseline, is faster than {chosen} at {sizes}")
         return found
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mha_deploy import machine
-from mha_deploy.benchmark import Turn, random_feeds, session_turn
+from mha_deploy.benchmark import Turn, random_feeds, session_turn, watch
 from mha_deploy.benchmark.ceilings import COMPUTE
 from mha_deploy.benchmark.ceilings_cpu import cpu_matmul
 from mha_deploy.benchmark.ceilings_gpu import gpu_yardsticks
@@ -202,22 +202,25 @@ class _Search:
         known = self.record.timings(stands_on)
         if known:
             self.reused += 1
-            timings, ceiling_gflops = known
+            timings, ceiling_gflops, notices = known
         else:
-            timings, ceiling_gflops = self._race(sizes)
-            self.record.keep_timings(stands_on, timings, ceiling_gflops)
+            timings, ceiling_gflops, notices = self._race(sizes)
+            self.record.keep_timings(stands_on, timings, ceiling_gflops, notices)
         signature = self.bundle.signature
         length = length_of(signature, sizes)
         tokens = length * sizes[self.bundle.spec.dims[0].name]
-        return Measured(sizes, length, tokens, self.bundle.spec.flops(sizes), ceiling_gflops, timings)
+        return Measured(
+            sizes, length, tokens, self.bundle.spec.flops(sizes), ceiling_gflops, timings, tuple(notices)
+        )
 
-    def _race(self, sizes: Sizes) -> tuple[dict[str, Timing], float]:
+    def _race(self, sizes: Sizes) -> tuple[dict[str, Timing], float, list[str]]:
         opened = {name: self._session(name) for name in self.contenders}
         turns = [
             session_turn(name, session, [random_feeds(session.signature, sizes)])
             for name, session in opened.items()
         ]
         keep = [CANONICAL] if CANONICAL in opened else []
+        end = watch()
         with self._ceiling(next(iter(opened.values())).precision) as (ceiling, flops):
             timings, beside = race(
                 turns,
@@ -226,7 +229,8 @@ class _Search:
                 beside=[ceiling],
                 progress=lambda text: self.progress(f"{describe(sizes)}: {text}"),
             )
-        return timings, flops / min(beside[ceiling.name].merged_ms) / 1e6
+        matmul = beside[ceiling.name]
+        return timings, flops / min(matmul.merged_ms) / 1e6, end(matmul.medians_ms).notices()
 
     @contextlib.contextmanager
     def _ceiling(self, precision: Precision) -> Iterator[tuple[Turn, int]]:
