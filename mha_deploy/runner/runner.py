@@ -91,7 +91,7 @@ class BatchRunner:
         Raises:
             BundleError, MissingError: as `Bundle.open_session`.
         """
-        name = bundle.artifact(artifact).name
+        name = bundle.artifact(artifact, placement).name
         found = calibrated(bundle, name, placement, options)
 
         def open_session(threads: int) -> Session:
