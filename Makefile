@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 # More options for pip, such as an index with PyTorch's CPU builds.
 PIP_OPTIONS ?=
-EXTRAS ?= cpu,rtx,serve,grpc,pictures,dev
+EXTRAS ?= cpu,rtx,openvino,serve,grpc,pictures,dev
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
