@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.attention.connection import Connection, PeerError
-from benchmarks.attention.environments import InstallError, python_of
+from benchmarks.attention.environments import InstallError, digest_of, python_of
 from benchmarks.attention.results import Results, ResultsError
 from benchmarks.attention.roster import CEILING, FOLDER, OURS, PEER, RAGGED, REDUCED, ROSTER, Contestant
 from benchmarks.attention.rounds import take_rounds
@@ -395,6 +395,19 @@ def test_an_environment_that_holds_its_requirements_is_used_again(tmp_path):
     requirements.write_text("./no-such-0-py3-none-any.whl")
     with pytest.raises(InstallError, match=r"ERROR: .*no-such-0-py3-none-any\.whl"):
         python_of(requirements, tmp_path / "envs")
+
+
+def test_an_environment_of_this_project_is_made_anew_when_its_requirements_change(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.attention.environments.ROOT", tmp_path)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_text("")
+    own, other = tmp_path / "own.txt", tmp_path / "other.txt"
+    own.write_text("-e .[cpu]\n")
+    other.write_text("numpy==2.4.6\n")
+    before = digest_of(own), digest_of(other)
+    (tmp_path / "pyproject.toml").write_text("changed")
+    assert digest_of(own) != before[0]
+    assert digest_of(other) == before[1]
 
 
 def test_the_command_refuses_names_and_files_that_are_not_there(capsys, tmp_path):

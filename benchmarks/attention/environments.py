@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+OWN = "-e ."
 ENVIRONMENTS = ROOT / "benchmarks" / ".envs"
 
 
@@ -23,7 +24,7 @@ def python_of(requirements: Path, folder: Path = ENVIRONMENTS) -> Path:
     """
     home = folder / f"attention-{requirements.stem}"
     python, stamp = home / "bin" / "python", home / "installed.sha256"
-    wanted = hashlib.sha256(requirements.read_bytes()).hexdigest()
+    wanted = digest_of(requirements)
     if stamp.is_file() and stamp.read_text(encoding="ascii") == wanted:
         return python
     folder.mkdir(parents=True, exist_ok=True)
@@ -33,6 +34,16 @@ def python_of(requirements: Path, folder: Path = ENVIRONMENTS) -> Path:
     )
     stamp.write_text(wanted, encoding="ascii")
     return python
+
+
+def digest_of(requirements: Path) -> str:
+    """Of what decides what is installed; for an environment of this project its own requirements too."""
+    digest = hashlib.sha256(requirements.read_bytes())
+    if OWN in requirements.read_text(encoding="utf-8"):
+        digest.update(str(ROOT).encode())
+        for name in ("pyproject.toml", "constraints.txt"):
+            digest.update((ROOT / name).read_bytes())
+    return digest.hexdigest()
 
 
 def _run(command: list[str]) -> None:
