@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from benchmarks.attention.connection import Connection, PeerError
 from mha_deploy.benchmark import Samples, Schedule
 
+# Unrecorded runs wake threads and fill caches. After so long they have: a long run needs no second.
+WARM_S = 0.02
+
 
 @dataclass(slots=True)
 class Taken:
@@ -41,7 +44,13 @@ def take_rounds(
     def turn(connection: Connection, unrecorded: int, length_s: float) -> list[float]:
         if connection.name in taken.failed:
             return []
-        message = {"do": "turn", "case": case, "seconds": length_s, "unrecorded": unrecorded}
+        message = {
+            "do": "turn",
+            "case": case,
+            "seconds": length_s,
+            "unrecorded": unrecorded,
+            "warm_s": WARM_S,
+        }
         try:
             reply = connection.ask(message)
         except PeerError as error:

@@ -23,7 +23,7 @@ from mha_deploy.staging import staged_file
 
 WORK = Path(__file__).parent / ".work"
 # Seconds recorded over 8 rounds of two turns: most runs are shorter than a turn, the longest are one.
-FULL, QUICK = Schedule(seconds=0.6), Schedule(seconds=0.16, warm_up_runs=2, unrecorded_runs=1)
+FULL, QUICK = Schedule(seconds=0.4), Schedule(seconds=0.16, warm_up_runs=2, unrecorded_runs=1)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -82,7 +82,7 @@ def _chosen(only: str) -> list[Contestant]:
 def _measured(roster: Sequence[Contestant], arguments: Sequence[str], *, quick: bool) -> Results:
     progress = _progress
     pythons, not_run = _installed(roster, progress)
-    sizes, shapes = ((768,), QUICK_SHAPES) if quick else (tuple(NUM_HEADS), SHAPES)
+    sizes, shapes = ((384,), QUICK_SHAPES) if quick else (tuple(NUM_HEADS), SHAPES)
     plan = Plan(
         cells=tuple(cell for d_model in sizes for cell in cells(d_model, shapes)),
         schedule=QUICK if quick else FULL,

@@ -17,7 +17,7 @@ from benchmarks.attention.claims import claims
 from benchmarks.attention.connection import Connection, PeerError
 from benchmarks.attention.results import FORMAT, Results
 from benchmarks.attention.roster import ALLOWED, CEILING, RAGGED, Contestant
-from benchmarks.attention.rounds import take_rounds
+from benchmarks.attention.rounds import WARM_S, take_rounds
 from benchmarks.attention.subjects import (
     NUM_HEADS,
     Cell,
@@ -91,7 +91,7 @@ def run(
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": plan.command,
         "machine": machine.describe(),
-        "schedule": plan.schedule.to_json(),
+        "schedule": {**plan.schedule.to_json(), "warm_s": WARM_S},
         "conditions": conditions,
         "contestants": [_described(each, everyone, not_run) for each in roster],
         "cells": measured,
@@ -110,6 +110,7 @@ def _prepare(everyone: Sequence[Started], d_model: int, plan: Plan, progress: Ca
             "weights": str(weights),
             "threads": machine.usable_cpus(),
             "folder": str(plan.folder / each.contestant.name.replace(" ", "-") / str(d_model)),
+            "shared": str(plan.folder),
             "options": dict(each.contestant.options),
         }
         try:

@@ -38,8 +38,9 @@ def _head(results: Results) -> Iterator[str]:
     yield (
         f"- Protocol: {schedule['rounds']} rounds, order {schedule['order']} (seed {schedule['seed']}), "
         f"{schedule['pause_s'] * 1e3:.0f} ms of pause and {schedule['unrecorded_runs_a_turn']} unrecorded "
-        f"runs before each turn, {schedule['seconds']:g} s recorded of each contestant and shape over all "
-        "rounds, one run at least in a turn."
+        f"runs (fewer once they took {schedule['warm_s'] * 1e3:.0f} ms) before each turn, "
+        f"{schedule['seconds']:g} s recorded of each contestant and shape over all rounds, one run at least "
+        "in a turn."
     )
     yield f"- A ratio is of round medians, with its {CONFIDENCE:.0%} interval over rounds (signed ranks)."
     yield (

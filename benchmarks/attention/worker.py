@@ -2,11 +2,11 @@
 
     python worker.py peers/NAME.py
     -> {"do": "prepare", "d_model": ..., "num_heads": ..., "weights": FILE, "threads": ..., "folder": ...,
-        "options": {...}}
+        "shared": ..., "options": {...}}
                                             <- {"versions": {...}, "notes": [...]}
     -> {"do": "load", "case": NAME, "inputs": FILE, "answer": FILE}
                                             <- {"first_ms": ...}, and the answer in the file
-    -> {"do": "turn", "case": NAME, "seconds": ..., "unrecorded": ...}
+    -> {"do": "turn", "case": NAME, "seconds": ..., "unrecorded": ..., "warm_s": ...}
                                             <- {"ms": [...], "cpu_s": ...}
     end of stdin: the process ends
 
@@ -56,6 +56,7 @@ class Worker:
             weights=Path(request["weights"]),
             threads=request["threads"],
             folder=Path(request["folder"]),
+            shared=Path(request["shared"]),
             options=request["options"],
         )
         task.folder.mkdir(parents=True, exist_ok=True)
@@ -79,9 +80,11 @@ class Worker:
 
     def _turn(self, request: Mapping[str, Any]) -> dict[str, Any]:
         run, clock = self._cases[request["case"]], time.perf_counter
-        cpu_s = time.process_time()
+        cpu_s, warm = time.process_time(), clock() + request["warm_s"]
         for _ in range(request["unrecorded"]):
             run()
+            if clock() > warm:
+                break
         taken_ms: list[float] = []
         end = clock() + request["seconds"]
         while not taken_ms or clock() < end:

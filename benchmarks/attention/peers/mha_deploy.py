@@ -7,6 +7,7 @@ options: `optimize`, further arguments of `mha-deploy optimize`; `precision`, "f
 from __future__ import annotations
 
 import hashlib
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,13 +25,15 @@ DIMS = (Dim("batch", 1, 8, 32), Dim("seq", 1, 128, 1024))
 
 
 def build(task: Task) -> Model:
-    layout = task.options["layout"]
-    folder = task.folder / f"bundle-{made_from(task)}"
-    if not folder.exists():
+    made_of = made_from(task)
+    exported, folder = task.shared / f"exported-{made_of}", task.folder / f"bundle-{made_of}"
+    if not exported.exists():
         spec = AttentionSpec(task.d_model, task.num_heads, name=f"attention-{task.d_model}", dims=DIMS)
-        mha_deploy.export(spec, folder, weights=task.weights, layout=layout)
-    if layout == "packed":
-        return packed(Bundle.load(folder))
+        mha_deploy.export(spec, exported, weights=task.weights, layout="packed")
+    if task.options["layout"] == "packed":
+        return packed(Bundle.load(exported))
+    if not folder.exists():
+        shutil.copytree(exported, folder)
     notes = optimized(folder, task.options["optimize"])
     session = Bundle.load(folder).open_session()
     engine = f"{session.name} ({session.precision.value}, {session.provider})"

@@ -22,7 +22,7 @@ class Task:
     """The block to bring up: self attention with a key padding mask (True = keep), biases, no norm.
 
     `weights`: safetensors with query, key, value and output `.weight` [out, in] and `.bias`, fp32.
-    `folder` is the peer's own to write to.
+    `folder` is the contestant's own to write to; `shared` is for contestants that are one project's.
     """
 
     d_model: int
@@ -30,6 +30,7 @@ class Task:
     weights: Path
     threads: int
     folder: Path
+    shared: Path
     options: Mapping[str, Any]
 
 
