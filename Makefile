@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+# Test files are spread over so many processes.
+JOBS ?= 2
 # More options for pip, such as an index with PyTorch's CPU builds.
 PIP_OPTIONS ?=
 EXTRAS ?= cpu,rtx,openvino,serve,grpc,pictures,dev
@@ -15,7 +17,7 @@ REAL := models/minilm-l6-v2-layer3.inputs.safetensors
 
 help:
 	@echo "make demo      export, verify, run, time and build an engine of a real model's attention"
-	@echo "make test      run the tests (ARGS='-k masks' picks some)"
+	@echo "make test      run the tests in JOBS processes (ARGS='-k masks' picks some)"
 	@echo "make test-gpu  run those that need an NVIDIA GPU (EXTRAS=gpu,rtx,dev for what they use)"
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove build/ and the environment"
@@ -43,7 +45,7 @@ demo: $(READY)
 	@$(BIN)/mha-deploy inspect $(DEMO)
 
 test: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 # Where there is no GPU each is skipped by name.
 test-gpu: $(READY)
