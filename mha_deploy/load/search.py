@@ -1,0 +1,126 @@
+"""The highest rate that holds a p99 target: where latency turns up, found by bisection."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mha_deploy.errors import InputError
+from mha_deploy.load.report import LoadReport
+
+_GROWTH = 2.0
+_LONGEST = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One rate, its run, and why it did not hold the target ("" where it did)."""
+
+    rate_per_s: float
+    report: LoadReport
+    why_not: str
+
+    @property
+    def held(self) -> bool:
+        return not self.why_not
+
+
+@dataclass(frozen=True, slots=True)
+class SearchReport:
+    """`rate_per_s` is the highest rate tried that held; 0 where none did.
+
+    `failed_per_s` is the lowest rate tried that did not, inf where all held. `limited_by_generator`
+    says that the run there did not count, so that the target may hold more.
+    """
+
+    target_p99_ms: float
+    rate_per_s: float
+    failed_per_s: float
+    limited_by_generator: bool
+    trials: tuple[Trial, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether a rate was found, and every answer that was checked is right."""
+        return self.rate_per_s > 0 and all(trial.report.check.passed for trial in self.trials)
+
+    def to_json(self, *, samples: bool = False) -> dict[str, Any]:
+        return {
+            "target_p99_ms": self.target_p99_ms,
+            "rate_per_s": self.rate_per_s,
+            "failed_per_s": None if math.isinf(self.failed_per_s) else self.failed_per_s,
+            "limited_by_generator": self.limited_by_generator,
+            "passed": self.passed,
+            "trials": [
+                {
+                    "rate_per_s": trial.rate_per_s,
+                    "held": trial.held,
+                    "why_not": trial.why_not,
+                    "report": trial.report.to_json(samples=samples),
+                }
+                for trial in self.trials
+            ],
+        }
+
+
+def find_rate(
+    run_at: Callable[[float], LoadReport],
+    target_p99_ms: float,
+    *,
+    start_per_s: float = 50.0,
+    tolerance: float = 0.05,
+    progress: Callable[[str], None] = lambda _: None,
+) -> SearchReport:
+    """Double or halve from `start_per_s` until one rate holds and one does not, then halve the interval
+    between them (geometrically) until its ends are within `tolerance` of each other.
+
+    A rate holds when its run counts, every request was answered, and p99 from the intended send is at
+    most the target.
+
+    Raises:
+        InputError: a target, a start or a tolerance that is not above 0.
+    """
+    if not (target_p99_ms > 0 and start_per_s > 0 and tolerance > 0):
+        raise InputError(
+            f"p99 target {target_p99_ms} ms, start {start_per_s} requests/s, tolerance {tolerance}; "
+            "expected each above 0"
+        )
+    trials: list[Trial] = []
+    low, high = 0.0, math.inf
+    rate = start_per_s
+    while len(trials) < _LONGEST and (low == 0.0 or high > low * (1 + tolerance)):
+        progress(f"{rate:.1f} requests/s (holds {low:.1f}, fails {high:.1f})")
+        report = run_at(rate)
+        trial = Trial(rate, report, _why_not(report, target_p99_ms))
+        trials.append(trial)
+        if trial.held:
+            low = rate
+        else:
+            high = rate
+        rate = _next(low, high)
+    failing = [trial for trial in trials if trial.rate_per_s == high]
+    limited = any(not trial.report.valid for trial in failing)
+    return SearchReport(target_p99_ms, low, high, limited, tuple(trials))
+
+
+def _next(low: float, high: float) -> float:
+    if math.isinf(high):
+        return low * _GROWTH
+    return math.sqrt(low * high) if low else high / _GROWTH
+
+
+def _why_not(report: LoadReport, target_p99_ms: float) -> str:
+    lost = report.planned - report.outcomes["answered"]
+    p99 = report.latency.percentiles_ms["p99"]
+    if lost:
+        counts = [
+            f"{count} {name}" for name, count in report.outcomes.items() if count and name != "answered"
+        ]
+        return f"{', '.join(counts)} of {report.planned}"
+    if not report.valid:
+        return f"does not count: {report.faults[0]}"
+    if not p99 <= target_p99_ms:
+        return f"p99 {p99:.3f} ms"
+    return ""
