@@ -48,29 +48,32 @@ def load_tables(console: Console, report: LoadReport) -> None:
 def search_tables(console: Console, report: SearchReport) -> None:
     """Every rate that was tried, in ascending order, and the highest that held."""
     table = new_table(
-        f"{report.trials[0].report.target}: the highest rate at p99 <= {report.target_p99_ms:g} ms",
+        f"{report.alone.target}: the highest rate at p99 <= {report.target_p99_ms:g} ms",
         (">requests/s", ">p50 ms", ">p99 ms", ">answered", ">lag p99 ms", "result"),
     )
+    table.add_row("one at a time", *_figures(report.alone), "")
     for trial in sorted(report.trials, key=lambda trial: trial.rate_per_s):
-        run = trial.report
-        table.add_row(
-            f"{trial.rate_per_s:,.1f}",
-            milliseconds(run.latency.percentiles_ms["p50"]),
-            milliseconds(run.latency.percentiles_ms["p99"]),
-            f"{run.outcomes['answered']:,} of {run.planned:,}",
-            milliseconds(run.lag.percentiles_ms["p99"]),
-            Text("holds", "green") if trial.held else Text(trial.why_not, "yellow"),
-        )
+        result = Text("holds", "green") if trial.held else Text(trial.why_not, "yellow")
+        table.add_row(f"{trial.rate_per_s:,.1f}", *_figures(trial.report), result)
     console.print(table)
-    wrong = [trial.report.check for trial in report.trials if not trial.report.check.passed]
-    _check(console, wrong[0] if wrong else report.trials[0].report.check)
-    _closing(console, report.trials[0].report)
-    above = "" if math.isinf(report.failed_per_s) else f"; {report.failed_per_s:,.1f} does not"
+    checks = [report.alone.check, *(trial.report.check for trial in report.trials)]
+    _check(console, next((check for check in checks if not check.passed), checks[0]))
+    _closing(console, report.alone)
+    above = "" if report.failed_per_s in (0.0, math.inf) else f"; {report.failed_per_s:,.1f} does not"
     by = ", for the generator's sake and not the target's" if report.limited_by_generator else ""
     word = f"{report.rate_per_s:,.1f} requests/s hold p99 <= {report.target_p99_ms:g} ms{above}{by}"
     if not report.rate_per_s:
         word = f"no rate held p99 <= {report.target_p99_ms:g} ms{above}{by}"
     console.print(Text(word, "green" if report.rate_per_s else "bold red"))
+
+
+def _figures(run: LoadReport) -> tuple[str, str, str, str]:
+    return (
+        milliseconds(run.latency.percentiles_ms["p50"]),
+        milliseconds(run.latency.percentiles_ms["p99"]),
+        f"{run.outcomes['answered']:,} of {run.planned:,}",
+        milliseconds(run.lag.percentiles_ms["p99"]),
+    )
 
 
 def _check(console: Console, check: CheckReport) -> None:

@@ -139,32 +139,41 @@ def capacity(per_s, *, late_beyond=math.inf, lossy_beyond=math.inf):
     return run_at
 
 
-@pytest.mark.parametrize("per_s", [3.0, 49.0, 50.0, 777.0])
+ALONE = report(steady(5.0), wall_s=10.0)  # 100 requests/s
+
+
+@pytest.mark.parametrize("per_s", [7.0, 49.0, 50.0, 777.0])
 def test_the_search_ends_within_its_tolerance_of_the_highest_rate(per_s):
-    found = find_rate(capacity(per_s), 20.0, start_per_s=50.0, tolerance=0.05)
+    found = find_rate(capacity(per_s), ALONE, 20.0, tolerance=0.05)
     assert found.rate_per_s <= per_s < found.failed_per_s <= found.rate_per_s * 1.05
     assert found.passed
     assert not found.limited_by_generator
 
 
 def test_a_rate_at_which_one_request_is_lost_does_not_hold():
-    found = find_rate(capacity(math.inf, lossy_beyond=100.0), 20.0)
+    found = find_rate(capacity(math.inf, lossy_beyond=100.0), ALONE, 20.0)
     assert 100.0 / 1.05 <= found.rate_per_s <= 100.0
     assert {trial.why_not for trial in found.trials} == {"", "1 refused of 1000"}
 
 
 def test_a_rate_that_the_generator_cannot_send_does_not_hold_and_is_told_apart():
-    found = find_rate(capacity(math.inf, late_beyond=100.0), 20.0)
+    found = find_rate(capacity(math.inf, late_beyond=100.0), ALONE, 20.0)
     assert 100.0 / 1.05 <= found.rate_per_s <= 100.0
     assert found.limited_by_generator
 
 
-def test_a_search_in_which_nothing_holds_says_so():
-    found = find_rate(capacity(0.0), 20.0)
+def test_a_search_in_which_nothing_holds_ends_and_says_so():
+    found = find_rate(capacity(0.0), ALONE, 20.0)
     assert (found.rate_per_s, found.passed) == (0.0, False)
+    assert [trial.rate_per_s for trial in found.trials] == [50.0, 25.0, 12.5, 6.25]
     assert all(trial.why_not == "p99 50.000 ms" for trial in found.trials)
+
+
+def test_no_rate_is_tried_where_a_request_alone_takes_too_long():
+    found = find_rate(capacity(math.inf), ALONE, 4.9)
+    assert (found.trials, found.rate_per_s, found.passed) == ((), 0.0, False)
 
 
 def test_a_search_for_nothing_is_refused():
     with pytest.raises(InputError, match="p99 target 0 ms"):
-        find_rate(capacity(1.0), 0)
+        find_rate(capacity(1.0), ALONE, 0)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from conftest import small_spec
+from rich.console import Console
 from serving import bundle_runner, fake_runner, serving
 
 from mha_deploy.errors import BenchError, InputError, MissingError
@@ -22,6 +23,7 @@ from mha_deploy.load import (
     RunnerTarget,
     closed_plan,
     draw_percentiles,
+    find_rate,
     open_plan,
     parse_lengths,
     run_load,
@@ -33,6 +35,7 @@ from mha_deploy.load.drive import drive
 from mha_deploy.load.inputs import VARIANTS, Inputs
 from mha_deploy.load.records import Outcome
 from mha_deploy.load.target import Target
+from mha_deploy.render_load import search_tables
 
 LENGTHS = parse_lengths("uniform:1:64")
 QUICK = LoadOptions(warm_up=4, sample=8, drain_s=10.0)
@@ -66,16 +69,16 @@ class Scripted(Target):
         self.script, self.sent = script, []
         self.inputs = Inputs.for_signature(small_spec().signature, 64)
 
-    async def open(self, lengths):
+    async def open(self, _lengths):
         self.loop = asyncio.get_running_loop()
 
-    def send(self, index, length, done):
+    def send(self, index, _length, done):
         self.sent.append(index)
         outcome = self.script(index)
         if outcome is not None:
             self.loop.call_soon(lambda: done(index, outcome, time.monotonic(), b"", outcome.name))
 
-    def decode(self, answer):
+    def decode(self, _answer):
         raise InputError("no tensor")
 
     async def close(self):
@@ -199,7 +202,7 @@ def test_what_a_server_refuses_is_an_error_with_the_servers_words(port):
 def test_a_token_is_sent_to_the_server(small_bundle):
     with serving(fake_runner(), token="secret") as running:
         assert others(run(running.port, poisson(5), token="secret")) == {"answered": 5}
-        with pytest.raises(InputError, match="401 .*this server wants a token"):
+        with pytest.raises(InputError, match=r"401 .*this server wants a token"):
             run(running.port, poisson(5))
 
 
@@ -296,8 +299,8 @@ def test_answers_that_are_none_have_the_outcome_that_they_are(port, answer, outc
     target = server_target(f"http://127.0.0.1:{port}", 64)
     with listening(answer) as other:
         target._port = other
-        report = run_load(target, closed_plan(1, LENGTHS, 3), LoadOptions(warm_up=0, sample=0))
-    assert others(report) == {outcome: 3}
+        report = run_load(target, closed_plan(1, LENGTHS, 1), LoadOptions(warm_up=0, sample=0))
+    assert others(report) == {outcome: 1}
     assert note in next(iter(report.notes))
 
 
@@ -305,9 +308,9 @@ def test_a_body_that_is_no_answer_fails_the_check(port):
     target = server_target(f"http://127.0.0.1:{port}", 64)
     with listening(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}") as other:
         target._port = other
-        report = run_load(target, closed_plan(1, LENGTHS, 3), LoadOptions(warm_up=0, sample=8))
-    assert others(report) == {"answered": 3}
-    assert (report.check.failed, report.passed) == (3, False)
+        report = run_load(target, closed_plan(1, LENGTHS, 1), LoadOptions(warm_up=0, sample=8))
+    assert others(report) == {"answered": 1}
+    assert (report.check.failed, report.passed) == (1, False)
     assert "an answer that cannot be read" in report.check.first_failure
 
 
@@ -334,9 +337,9 @@ def test_another_machine_is_allowed_when_it_is_asked_for():
 def test_a_server_or_model_that_is_not_there_is_told(port):
     with socket.create_server(("127.0.0.1", 0)) as free:
         unused = free.getsockname()[1]
-    with pytest.raises(InputError, match="no server answers at 127.0.0.1"):
+    with pytest.raises(InputError, match=r"no server answers at 127.0.0.1"):
         server_target(f"http://127.0.0.1:{unused}", 8)
-    with pytest.raises(InputError, match="404 .*no model"):
+    with pytest.raises(InputError, match=r"404 .*no model"):
         server_target(f"http://127.0.0.1:{port}", 8, model="other")
 
 
@@ -350,7 +353,7 @@ def test_a_server_or_model_that_is_not_there_is_told(port):
     ],
 )
 def test_metadata_that_are_not_of_attention_are_refused(metadata):
-    with pytest.raises(InputError, match="the server describes its inputs as|cannot make requests for"):
+    with pytest.raises(InputError, match=r"the server describes its inputs as|cannot make requests for"):
         Inputs.for_metadata(metadata, 8)
 
 
@@ -386,7 +389,7 @@ def test_the_picture_is_drawn_and_a_name_that_is_no_pictures_is_refused(tmp_path
     report = run_load(Scripted(lambda _: Outcome.ANSWERED), closed_plan(2, LENGTHS, 30), QUICK)
     draw_percentiles(report, tmp_path / "load.png")
     assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(BenchError, match="expected one that ends in .png"):
+    with pytest.raises(BenchError, match=r"expected one that ends in .png"):
         draw_percentiles(report, tmp_path / "load.jpg")
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(MissingError, match=r"pip install 'mha-deploy\[pictures\]'"):
@@ -418,14 +421,24 @@ def test_the_command_loads_a_bundle_in_this_process_and_prints_tables(cli, small
     assert ("INVALID" in done.stdout) == (done.exit_code == 1)
 
 
-def test_the_command_finds_a_rate(cli, small_bundle):
-    done = cli(
-        *("load", small_bundle.folder, "--p99-ms", 1e-6, "--tolerance", 1.0, "--lengths", "fixed:2"),
-        *("--requests", 20, "--check", 0, "--warm-up", 0, "--workers", 1, "--threads", 1, "--json"),
-    )
+def test_the_command_searches_for_a_rate_and_fails_where_there_is_none(cli, small_bundle):
+    search = ("load", small_bundle.folder, "--p99-ms", 1e-6, "--lengths", "fixed:2", "--check", 0)
+    done = cli(*search, "--workers", 1, "--threads", 1, "--json")
     data = json.loads(done.stdout)
-    assert (data["rate_per_s"], done.exit_code) == (0.0, 1)
-    assert all(trial["report"]["planned"] == 460 for trial in data["trials"])
+    assert (data["rate_per_s"], data["trials"], done.exit_code) == (0.0, [], 1)
+    assert data["alone"]["outcomes"]["answered"] == 460
+
+
+def test_a_search_is_printed_as_a_table(small_bundle, capsys):
+    with bundle_runner(small_bundle) as runner:
+        target = RunnerTarget(runner, 64)
+        alone = run_load(target, closed_plan(1, LENGTHS, 460), QUICK)
+        found = find_rate(lambda _: alone, alone, 1e6, tolerance=1e9)
+    search_tables(Console(width=120), found)
+    printed = capsys.readouterr().out
+    assert "the highest rate at p99 <= 1e+06 ms" in printed
+    assert "one at a time" in printed
+    assert "460 of 460" in printed
 
 
 @pytest.mark.parametrize(

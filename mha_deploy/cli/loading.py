@@ -136,7 +136,9 @@ def _searched(name: str, options: dict[str, Any]) -> SearchReport:
         def run_at(rate: float) -> LoadReport:
             return run(_plan({**options, "rate": rate}))
 
-        return find_rate(run_at, options["p99_ms"], tolerance=options["tolerance"], progress=progress)
+        progress("one request at a time")
+        alone = run(_plan({**options, "concurrency": 1, "requests": _LEAST}))
+        return find_rate(run_at, alone, options["p99_ms"], tolerance=options["tolerance"], progress=progress)
 
 
 def _plan(options: dict[str, Any]) -> Plan:
