@@ -55,7 +55,8 @@ def written(data: Mapping[str, Any]) -> tuple[str, bool]:
         "",
         *_variant_lines(data),
         "",
-        f"Against the best peer of the same round: {against or 'none ran'} (target: {FACTOR}x in the median; {'met' if faster else 'missed'}).",
+        f"Against the best peer of the same round: {against or 'none ran'} "
+        f"(target: {FACTOR}x in the median; {'met' if faster else 'missed'}).",
         f"Wrong answers in the sample: {wrong}.",
         "",
         f"A lone request of {lone['tensor'][0]} x {lone['tensor'][1]} over a bare session with "
