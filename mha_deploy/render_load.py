@@ -32,7 +32,7 @@ def load_tables(console: Console, report: LoadReport) -> None:
     console.print(
         f"{report.planned:,} requests: {counts}\n{report.answered_per_s:,.1f} answers/s, "
         f"{report.tokens_per_s:,.0f} tokens/s over {report.wall_s:.2f} s; the generator used "
-        f"{report.generator_cpu:.0%} of a core",
+        f"{report.generator_cpu:.0%} of a core at {report.machine['generator_priority']} priority",
         highlight=False,
     )
     for note, count in report.notes.items():

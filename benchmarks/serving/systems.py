@@ -98,13 +98,14 @@ class System:
 def prepare(name: str) -> str:
     """Install a peer's environment where it is missing; the reason where that fails, else ""."""
     folder, wanted = ENVIRONMENTS / name, PEERS / name / "requirements.txt"
+    pinned = wanted.with_name("constraints.txt")
     stamp = folder / ".installed"
     if stamp.exists() and stamp.read_text() == wanted.read_text():
         return ""
     python = folder / "bin" / "python"
     for command in (
         [sys.executable, "-m", "venv", str(folder)],
-        [str(python), "-m", "pip", "install", "--quiet", "-r", str(wanted)],
+        [str(python), "-m", "pip", "install", "--quiet", "-r", str(wanted), "-c", str(pinned)],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -21,7 +21,7 @@ from mha_deploy.machine import describe
 from mha_deploy.serving.server import fastest_loop
 
 _WARM_UP_AT_A_TIME = 4
-_NICE = -10
+NORMAL, REAL_TIME = "normal", "real-time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def run_load(
     """
     chosen = np.random.default_rng(options.seed).permutation(plan.requests)[: options.sample]
     sample = frozenset(int(index) for index in chosen)
-    with _hurried() as nice, asyncio.Runner(loop_factory=fastest_loop()) as loop:
+    with _ahead_of_others() as priority, asyncio.Runner(loop_factory=fastest_loop()) as loop:
         run = loop.run(_driven(target, plan, options, sample))
     return LoadReport.of(
         run.records,
@@ -70,28 +70,28 @@ def run_load(
         generator_cpu=run.generator_cpu,
         check=checker(target, plan.lengths, run.answers),
         notes=run.notes,
-        machine=describe() | {"generator_nice": nice},
+        machine=describe() | {"generator_priority": priority},
     )
 
 
 @contextmanager
-def _hurried() -> Iterator[int]:
-    """This thread ahead of others where the system lets it, so that a busy target does not make it late.
+def _ahead_of_others() -> Iterator[str]:
+    """This thread at real-time priority where the system allows it: "real-time", else "normal".
 
-    What it is given is its nice value, part of the run's conditions. Sending takes little of a core; on a
-    machine that the target keeps busy, waiting for a turn takes far longer than the sending.
+    Where the target keeps every core busy, a sender that waits for its turn is late by far more than it
+    needs to send. It needs little; threads that it starts do not inherit the priority (sched(7)).
     """
     thread = threading.get_native_id()
     try:
-        before = os.getpriority(os.PRIO_PROCESS, thread)
-        os.setpriority(os.PRIO_PROCESS, thread, min(before, _NICE))
+        before = os.sched_getscheduler(thread), os.sched_getparam(thread)
+        os.sched_setscheduler(thread, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
     except (AttributeError, OSError):
-        yield 0
+        yield NORMAL
         return
     try:
-        yield min(before, _NICE)
+        yield REAL_TIME
     finally:
-        os.setpriority(os.PRIO_PROCESS, thread, before)
+        os.sched_setscheduler(thread, *before)
 
 
 async def _driven(target: Target, plan: Plan, options: LoadOptions, sample: frozenset[int]) -> Run:
