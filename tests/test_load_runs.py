@@ -35,7 +35,7 @@ from mha_deploy.load.client import address
 from mha_deploy.load.drive import drive
 from mha_deploy.load.inputs import VARIANTS, Inputs
 from mha_deploy.load.records import Outcome
-from mha_deploy.load.target import Target
+from mha_deploy.load.target import Target, variant_of
 from mha_deploy.render_load import search_tables
 
 LENGTHS = parse_lengths("uniform:1:64")
@@ -151,6 +151,20 @@ def test_a_closed_loop_has_so_many_requests_on_their_way_and_no_more():
     assert found.records.counts()["answered"] == 40
 
 
+def test_connections_are_used_again(port):
+    target = server_target(f"http://127.0.0.1:{port}", 64)
+    connected, opened = target._connected, []
+
+    async def counted():
+        opened.append(1)
+        return await connected()
+
+    target._connected = counted
+    report = run_load(target, closed_plan(1, LENGTHS, 30), LoadOptions(warm_up=0, sample=0))
+    assert others(report) == {"answered": 30}
+    assert len(opened) == 16
+
+
 def test_more_requests_than_connections_at_once_are_all_answered(port):
     burst = open_plan(Arrivals("constant", 1e6), LENGTHS, 60)
     assert others(run(port, burst)) == {"answered": 60}
@@ -184,6 +198,7 @@ def test_requests_of_one_length_carry_different_values():
     inputs = Inputs.for_signature(small_spec().signature, 64)
     drawn = [inputs.feeds(64, variant)["x"] for variant in range(VARIANTS)]
     assert len({array.tobytes() for array in drawn}) == VARIANTS
+    assert {variant_of(index) for index in range(9)} == set(range(VARIANTS))
     assert all(array.shape == (1, 64, 32) and array.flags.c_contiguous for array in drawn)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -44,6 +45,7 @@ LEAST = 460  # a p99 takes 459 samples
 
 def main() -> int:
     """Measure, write, and say whether the targets were met."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     options = _options()
     bundle = exported()
     checker = ReferenceChecker(bundle)

@@ -5,6 +5,7 @@ python benchmarks/serving/smoke.py [PEER ...]
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -18,6 +19,7 @@ from mha_deploy.load import LoadOptions, ReferenceChecker, closed_plan, parse_le
 
 def main() -> int:
     """Print a line for each system and variant."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     bundle = exported()
     checker = ReferenceChecker(bundle)
     wanted = sys.argv[1:] or [OURS, *NAMES]
