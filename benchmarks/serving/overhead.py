@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from systems import free_port
 
-from mha_deploy.bundle import Bundle
-from mha_deploy.errors import BundleError, InputError
+from mha_deploy.errors import InputError
 from mha_deploy.latency import nearest_rank
 from mha_deploy.load import server_target
 from mha_deploy.load.encoding import BinaryEncoding
@@ -47,10 +46,7 @@ def measure(rounds: int, threads: int) -> dict[str, Any]:
 
     Each round gives one median of each, and so one overhead; the figure is the median of the rounds'.
     """
-    try:
-        bundle = Bundle.load(FOLDER)
-    except BundleError:
-        bundle = export(SPEC, FOLDER)
+    bundle = export(SPEC, FOLDER)
     feeds = Inputs.for_signature(bundle.signature, LENGTH).feeds(LENGTH, 0)
     placement, options = Placement(threads=threads), RunnerOptions(workers=1, threads=threads)
     request = Request({"x": feeds["x"][0]}, LENGTH, LENGTH)
