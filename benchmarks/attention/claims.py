@@ -56,7 +56,8 @@ def no_slower_than_peers(cells: Sequence[CellResult]) -> Claim:
             if estimate.ratio < NO_SLOWER and 1 not in estimate.interval:
                 lost.append(f"{estimate.ratio:.2f} against {name} at {cell.name}")
     found = "; ".join(lost) if lost else f"the least ratio is {closest[1]}"
-    return _judged(what, cells, judged, not lost, found)
+    peers = dict.fromkeys(name for cell in judged for name in cell.ran(PEER))
+    return _judged(what, cells, judged, not lost, f"{found}; peers: {', '.join(peers)}")
 
 
 def mean_over(cells: Sequence[CellResult], name: str, least: float) -> Claim:

@@ -8,6 +8,7 @@ writes quick.json and quick.md in benchmarks/attention/.work.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -87,7 +88,7 @@ def _measured(roster: Sequence[Contestant], arguments: Sequence[str], *, quick: 
         cells=tuple(cell for d_model in sizes for cell in cells(d_model, shapes)),
         schedule=QUICK if quick else FULL,
         folder=WORK,
-        command=" ".join(["python -m benchmarks.attention.run", *arguments]),
+        command=shlex.join(["python", "-m", "benchmarks.attention.run", *arguments]),
     )
     return run(plan, pythons, roster, not_run, progress)
 
