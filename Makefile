@@ -13,12 +13,13 @@ READY := $(VENV)/.ready
 DEMO := build/minilm-l6-v2
 REAL := models/minilm-l6-v2-layer3.inputs.safetensors
 
-.PHONY: help setup demo test test-gpu lint clean
+.PHONY: help setup demo test test-gpu bench lint clean
 
 help:
 	@echo "make demo      export, verify, run, time and build an engine of a real model's attention"
 	@echo "make test      run the tests in JOBS processes (ARGS='-k masks' picks some)"
 	@echo "make test-gpu  run those that need an NVIDIA GPU (EXTRAS=gpu,rtx,dev for what they use)"
+	@echo "make bench     attention against its peers (minutes; ARGS=--quick for a short run)"
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove build/ and the environment"
 
@@ -51,10 +52,13 @@ test: $(READY)
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu --no-fold-skipped $(ARGS)
 
+bench: $(READY)
+	$(BIN)/python -m benchmarks.attention.run $(ARGS)
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 clean:
-	rm -rf build $(VENV)
+	rm -rf build $(VENV) benchmarks/.envs benchmarks/attention/.work
