@@ -9,6 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import small_spec
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mha_deploy.attention import MultiHeadAttention
 from mha_deploy.bundle import Bundle
@@ -52,6 +54,20 @@ def same(one, other):
 def wrong(module, change):
     inner = ReferenceSession(module, Precision.FP32)
     return FakeSession(SPEC.signature, lambda feeds: {"y": change(inner.run(feeds)["y"]).astype(np.float32)})
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+def test_every_quarter_of_every_axis_has_a_length_by_chance(seed):
+    sizes = [case(f"between-{number}", seed=seed).sizes for number in (1, 2, 3, 4)]
+    assert sorted((each["seq"] - 1) // 16 for each in sizes) == [0, 1, 2, 3]
+
+
+def test_an_engine_that_is_wrong_over_a_range_of_lengths_only_fails(module, judge):
+    session = wrong(module, lambda y: y + 0.01 * (34 <= y.shape[1] <= 63))
+    cases = [each for each in standard_cases(SPEC) if not each.name.startswith("between")]
+    assert all(judge(session, "wrong", each).passed for each in cases)
+    between = [judge(session, "wrong", case(f"between-{number}")) for number in (1, 2, 3, 4)]
+    assert FAILED in {each.outcome for each in between}
 
 
 def test_a_case_is_the_same_for_one_seed_whichever_others_are_made_and_another_for_another_seed():

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
-from mha_deploy.signature import Sizes
+import numpy as np
+
+from mha_deploy.signature import Dim, Sizes
 from mha_deploy.spec import AttentionSpec
 
 # Attention scores that a case may hold at once, in elements (1 GiB in fp32).
 SCORES_LIMIT = 2**28
+
+
+QUARTERS = 4
+TOKENS_BETWEEN = 512
 
 
 class Sizing:
@@ -53,6 +60,19 @@ class Sizing:
             fitted[largest] = self.within(largest, fitted[largest] // 2)
         return fitted
 
+    def between(self, random: np.random.Generator) -> list[dict[str, int]]:
+        """Sizes by chance, one from each quarter of every dim's range, in batches of few tokens.
+
+        Every other size of the suite is known beforehand; a graph that is wrong over a range of lengths
+        only would answer all of those rightly.
+        """
+        quarters = {dim.name: random.permutation(_quarters(dim, random)) for dim in self.spec.dims}
+        chosen = [{name: int(sizes[i]) for name, sizes in quarters.items()} for i in range(QUARTERS)]
+        for sizes in chosen:
+            rows = max(1, TOKENS_BETWEEN // max(sizes[self.q], sizes[self.kv]))
+            sizes[self.batch] = self.within(self.batch, min(sizes[self.batch], rows))
+        return chosen
+
     def largest(self) -> Iterator[tuple[str, dict[str, int]]]:
         """All axes at their maximum at once or, where that is too much for memory, in two cases."""
         everything = {dim.name: dim.max for dim in self.spec.dims}
@@ -62,3 +82,9 @@ class Sizing:
         wide = {name: self.within(name, 16) for name in everything} | {self.batch: self.spec.dims[0].max}
         yield "max-length", self.fitted({**everything, self.batch: self.spec.dims[0].min})
         yield "max-batch", self.fitted(wide)
+
+
+def _quarters(dim: Dim, random: np.random.Generator) -> list[int]:
+    """One size out of each quarter of the dim's range."""
+    edges = np.linspace(dim.min, dim.max + 1, QUARTERS + 1)
+    return [int(random.uniform(low, high)) for low, high in itertools.pairwise(edges)]

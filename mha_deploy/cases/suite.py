@@ -72,6 +72,8 @@ def _recipes(spec: AttentionSpec, requests: Sequence[Request], seed: int) -> dic
     add("near-ties", lambda case: near_ties(case, seed), small)
     add("outlier-channels", lambda case: outlier_channels(case, seed), small)
     add("large-values", lambda case: scaled(case, 1000.0), small)
+    for number, sizes in enumerate(sizing.between(generator(seed, "between")), 1):
+        add(f"between-{number}", _as_it_is, sizing.fitted(sizes))
     for dim in spec.dims:
         add(f"{dim.name}-max", _as_it_is, sizing.fitted({**twos, dim.name: dim.max}))
     for case in real_cases(spec, requests):
