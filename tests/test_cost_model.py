@@ -98,7 +98,7 @@ def test_a_model_read_back_predicts_the_same():
 
 
 @pytest.mark.parametrize(
-    "data", [{}, {"samples": []}, {"samples": [[1, 1, 1]]}, {"samples": [[1, 1, 1, 0.0]]}, {"samples": 3}]
+    "data", [{}, *({"slack": 1.0, "samples": samples} for samples in ([], [[1, 1, 1]], [[1, 1, 1, 0.0]], 3))]
 )
 def test_a_stored_model_that_is_malformed_is_refused(data):
     with pytest.raises(BundleError, match="a stored cost model is malformed"):

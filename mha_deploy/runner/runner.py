@@ -14,13 +14,13 @@ from types import TracebackType
 from typing import Self
 
 from mha_deploy.bundle import Bundle
-from mha_deploy.errors import FeedError
+from mha_deploy.errors import BundleError, FeedError
 from mha_deploy.ragged import Request, check_request
 from mha_deploy.runner.calibration import calibrated
 from mha_deploy.runner.cost import CostModel
 from mha_deploy.runner.desk import Desk
 from mha_deploy.runner.histogram import WINDOW_S
-from mha_deploy.runner.layout import PaddedLayout
+from mha_deploy.runner.layout import laid_out
 from mha_deploy.runner.options import DEFAULT_OPTIONS, RunnerOptions
 from mha_deploy.runner.planner import Planner
 from mha_deploy.runner.recorder import RunnerLoad, RunnerSnapshot
@@ -43,8 +43,9 @@ class BatchRunner:
     Every request ends in exactly one outcome, and every caller hears of it.
 
     `open_session(threads)` opens a session of so many threads (0: every core); each worker gets one of
-    its own. Without a `cost_model`, one is learnt from the runs themselves. Where batch
-    mates `drift` an answer (see `Calibration`) by more than the mode allows, every request runs alone.
+    its own, of a padded graph or a `PackedSession`. Without a `cost_model`, one is learnt from the runs
+    themselves. Where batch mates `drift` an answer (see `Calibration`) by more than the mode allows,
+    every request runs alone.
     """
 
     def __init__(
@@ -58,14 +59,14 @@ class BatchRunner:
     ) -> None:
         self.spec, self.options = spec, options
         self._model = cost_model or CostModel(spec, {})
-        self._layout = PaddedLayout(spec)
-        sessions = _opened(open_session, options)
+        opened = [laid_out(session, spec) for session in _opened(open_session, options)]
+        sessions, self._layout = [session for session, _ in opened], opened[0][1]
         allowed = FAST_DRIFT_EPS * sessions[0].precision.eps if options.mode == "fast" else 0.0
-        self._drift, self._alone = drift, drift > allowed
-        self._planner = Planner(spec, self._model, options, alone=self._alone)
+        self._drift, self._alone = drift, drift > allowed and not options.allow_batch_dependent
+        self._planner = Planner(spec, self._model, options, self._layout, alone=self._alone)
         self._desk = Desk(self._planner, self._model, self._layout, options)
         self.name, self.provider = sessions[0].name, sessions[0].provider
-        self.signature = sessions[0].signature
+        self.signature = self._layout.signature
         self._levels = range(options.priority_levels + 1)
         self._started = time.monotonic()
         watch = threading.Thread(target=self._desk.watch, name="mha-deadlines", daemon=True)
@@ -89,16 +90,26 @@ class BatchRunner:
         written, for this artifact on this machine.
 
         Raises:
-            BundleError, MissingError: as `Bundle.open_session`.
+            BundleError: as `Bundle.open_session`, or answers of the artifact depend on batch mates and
+                the options do not allow that.
+            MissingError: as `Bundle.open_session`.
         """
-        name = bundle.artifact(artifact).name
+        chosen = bundle.artifact(artifact)
+        name = chosen.name
+        if chosen.details.get("batch_dependent") and not options.allow_batch_dependent:
+            raise BundleError(
+                f"answers of artifact {name!r} depend on what else is in their batch (it has one scale for "
+                "a whole batch); serve one with scales per token or static ones, or accept that with "
+                "--allow-batch-dependent (RunnerOptions.allow_batch_dependent)"
+            )
         found = calibrated(bundle, name, placement, options)
 
         def open_session(threads: int) -> Session:
-            return bundle.open_padded_session(name, replace(placement, threads=threads))
+            return bundle.open_session(name, replace(placement, threads=threads))
 
         options = replace(options, workers=found.workers, threads=found.threads)
-        return cls(open_session, bundle.spec, options, found.model, drift=found.drift)
+        drift = max(found.drift, found.mixed_drift) if options.mode == "fast" else found.drift
+        return cls(open_session, bundle.spec, options, found.model, drift=drift)
 
     def submit(self, request: Request, *, timeout_s: float = math.inf, priority: int = 0) -> Future[Answer]:
         """Queue a request; the future gets its answer, or DeadlineError, RunnerClosedError or what the
