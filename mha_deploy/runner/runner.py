@@ -16,7 +16,7 @@ from typing import Self
 from mha_deploy.bundle import Bundle
 from mha_deploy.errors import BundleError, FeedError
 from mha_deploy.ragged import Request, check_request
-from mha_deploy.runner.calibration import calibrated
+from mha_deploy.runner.calibration import calibrated, noise
 from mha_deploy.runner.cost import CostModel
 from mha_deploy.runner.desk import Desk
 from mha_deploy.runner.histogram import WINDOW_S
@@ -24,13 +24,15 @@ from mha_deploy.runner.layout import laid_out
 from mha_deploy.runner.options import DEFAULT_OPTIONS, RunnerOptions
 from mha_deploy.runner.planner import Planner
 from mha_deploy.runner.recorder import RunnerLoad, RunnerSnapshot
-from mha_deploy.runner.ticket import Answer, AnswerFuture, Ticket
+from mha_deploy.runner.ticket import Answer, AnswerFuture, Shape, Ticket
 from mha_deploy.runner.worker import Worker
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
 from mha_deploy.spec import AttentionSpec
 
 # What a closing runner waits for threads that have nothing left to do.
 _JOIN_S = 1.0
+# How long a first run is waited for: a session that hangs must not keep the runner from answering so.
+_WARM_S = 10.0
 # What mode "fast" allows mates to change of an answer, relative to its largest |y|: 1e-6 in fp32.
 FAST_DRIFT_EPS = 8
 
@@ -45,7 +47,7 @@ class BatchRunner:
     `open_session(threads)` opens a session of so many threads (0: every core); each worker gets one of
     its own, of a padded graph or a `PackedSession`. Without a `cost_model`, one is learnt from the runs
     themselves. Where batch mates `drift` an answer (see `Calibration`) by more than the mode allows,
-    every request runs alone.
+    every request runs alone. `warm` lets each session run once, uncounted, before this returns.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class BatchRunner:
         cost_model: CostModel | None = None,
         *,
         drift: float = 0.0,
+        warm: bool = False,
     ) -> None:
         self.spec, self.options = spec, options
         self._model = cost_model or CostModel(spec, {})
@@ -70,10 +73,13 @@ class BatchRunner:
         self._levels = range(options.priority_levels + 1)
         self._started = time.monotonic()
         watch = threading.Thread(target=self._desk.watch, name="mha-deadlines", daemon=True)
-        workers = [Worker(each, self._desk, self._layout, i) for i, each in enumerate(sessions)]
+        first = noise(self._layout, spec, [_tuned(spec)]) if warm else ()
+        workers = [Worker(each, self._desk, self._layout, i, first) for i, each in enumerate(sessions)]
         self._threads = [watch, *workers]
         for thread in self._threads:
             thread.start()
+        for worker in workers:
+            worker.warm.wait(_WARM_S)
 
     @classmethod
     def over(
@@ -109,7 +115,7 @@ class BatchRunner:
 
         options = replace(options, workers=found.workers, threads=found.threads)
         drift = max(found.drift, found.mixed_drift) if options.mode == "fast" else found.drift
-        return cls(open_session, bundle.spec, options, found.model, drift=drift)
+        return cls(open_session, bundle.spec, options, found.model, drift=drift, warm=True)
 
     def submit(self, request: Request, *, timeout_s: float = math.inf, priority: int = 0) -> Future[Answer]:
         """Queue a request; the future gets its answer, or DeadlineError, RunnerClosedError or what the
@@ -242,6 +248,11 @@ class BatchRunner:
                 closing=desk.closing,
                 cost_model=self._model.to_json(),
             )
+
+
+def _tuned(spec: AttentionSpec) -> Shape:
+    """The lengths that the artifacts are tuned for."""
+    return spec.signature.dim(spec.query_axis).opt, spec.signature.dim(spec.key_axis).opt
 
 
 def _opened(open_session: Callable[[int], Session], options: RunnerOptions) -> list[Session]:
