@@ -156,7 +156,17 @@ class BatchRunner:
         self, request: Request, *, timeout_s: float = math.inf, priority: int = 0
     ) -> Answer:
         """As `submit`, awaited; cancelling the task cancels the request."""
-        return await asyncio.wrap_future(self.submit(request, timeout_s=timeout_s, priority=priority))
+        loop = asyncio.get_running_loop()
+        ticket = self._ticket(request, timeout_s, priority)
+        waiter: asyncio.Future[Answer] = loop.create_future()
+        ticket.future.add_done_callback(lambda done: _hand_over(loop, waiter, done))
+        # The last step: a worker that it wakes waits until this thread lets go of the interpreter.
+        self._desk.admit([ticket])
+        try:
+            return await waiter
+        except BaseException:
+            ticket.future.cancel()  # of one that is settled this does nothing
+            raise
 
     def _ticket(self, request: Request, timeout_s: float, priority: int, called: str = "a request") -> Ticket:
         arrived = time.monotonic()
@@ -248,6 +258,23 @@ class BatchRunner:
                 closing=desk.closing,
                 cost_model=self._model.to_json(),
             )
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[Answer], done: Future[Answer]) -> None:
+    """Wake the loop once, by the thread that settled the request (`asyncio.wrap_future` takes more)."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        loop.call_soon_threadsafe(_settle, waiter, done)
+
+
+def _settle(waiter: asyncio.Future[Answer], done: Future[Answer]) -> None:
+    if waiter.done():  # its task was cancelled
+        return
+    if done.cancelled():
+        waiter.cancel()
+    elif error := done.exception():
+        waiter.set_exception(error)
+    else:
+        waiter.set_result(done.result())
 
 
 def _tuned(spec: AttentionSpec) -> Shape:
