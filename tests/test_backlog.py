@@ -310,3 +310,11 @@ def test_padding_stays_below_two_per_cent_of_poisson_traffic_with_log_normal_len
     assert real == lengths.sum()
     assert padded < 0.02 * (real + padded)
     assert mode == "fast" or padded == 0
+
+
+def test_a_batch_cut_short_for_a_deadline_runs_at_its_own_lengths():
+    waiting = Waiting(mode="fast")
+    waiting.add("urgent", 5, deadline=110e-6)
+    waiting.add("long", 24)
+    batch = waiting.backlog.take(0.0, idle_before=False)
+    assert ([waiting.names[ticket] for ticket in batch.tickets], batch.shape) == (["urgent"], (5, 5))
