@@ -24,7 +24,7 @@ class Priced(CostModel):
         super().__init__(spec, {})
         self.price = price
 
-    def predict_us(self, size):
+    def predict_us(self, size, _fill=1.0):
         return self.price(*size)
 
 
@@ -43,13 +43,14 @@ class Waiting:
 
     def __init__(self, spec=SELF, price=free_rows, alone=False, **options):
         options = RunnerOptions(**options)
-        self.planner = Planner(spec, Priced(spec, price), options, alone=alone)
+        self.layout = PaddedLayout(spec, spec.signature)
+        self.planner = Planner(spec, Priced(spec, price), options, self.layout, alone=alone)
         self.spec, self.backlog = spec, Backlog(options, self.planner)
         self.names = {}
 
     def add(self, name, length, arrived=0.0, deadline=math.inf, priority=2):
         one = request(self.spec, *(length if isinstance(length, tuple) else (length,)))
-        shape = PaddedLayout(self.spec).shape(one)
+        shape = self.layout.shape(one)
         ticket = Ticket(one, AnswerFuture(), shape, one.tokens(self.spec), 64, priority, arrived, deadline)
         ticket.work_us = self.planner.share_us(shape)
         self.names[ticket] = name
@@ -279,7 +280,7 @@ def test_an_option_out_of_range_is_refused_by_name(option, said):
 
 def test_a_lone_request_reaches_the_session_uncopied_and_is_masked_right():
     one = request(SELF, 5)
-    feeds = PaddedLayout(SELF).feeds([one], (5, 5))
+    feeds = PaddedLayout(SELF, SELF.signature).feeds([one], (5, 5))
     assert np.shares_memory(feeds["x"], one.tensors["x"])
     assert feeds["mask"].tolist() == [[True] * 5]
 
@@ -309,3 +310,11 @@ def test_padding_stays_below_two_per_cent_of_poisson_traffic_with_log_normal_len
     assert real == lengths.sum()
     assert padded < 0.02 * (real + padded)
     assert mode == "fast" or padded == 0
+
+
+def test_a_batch_cut_short_for_a_deadline_runs_at_its_own_lengths():
+    waiting = Waiting(mode="fast")
+    waiting.add("urgent", 5, deadline=110e-6)
+    waiting.add("long", 24)
+    batch = waiting.backlog.take(0.0, idle_before=False)
+    assert ([waiting.names[ticket] for ticket in batch.tickets], batch.shape) == (["urgent"], (5, 5))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runner_blocks import CROSS, SELF, mean_of_what_is_kept
+from runner_blocks import CROSS, SELF, WIDTH, mean_of_what_is_kept
 
 from mha_deploy.bundle import Bundle
 from mha_deploy.errors import BundleError
@@ -45,6 +45,34 @@ def test_a_cost_that_follows_the_flops_is_predicted_at_sizes_that_were_not_measu
         size = (size[0], size[1], size[1])
     found = measured(spec, overhead_us=overhead).predict_us(size)
     assert found == pytest.approx(price(spec, size, overhead_us=overhead), rel=0.01)
+
+
+@pytest.mark.parametrize("slack", [0.0, 0.25, 1.0])
+def test_positions_that_hold_no_token_cost_as_much_of_their_projections_as_the_slack_says(slack):
+    size, tokens, positions = (4, 16, 16), 22, 64
+    whole = price(SELF, size, overhead_us=0.0)
+    core = price(SELF, (1, 16, 16), overhead_us=0.0) * 4 - 64 * 2 * 4 * WIDTH * WIDTH / 1000
+    model = CostModel(SELF, measured(SELF, overhead_us=0.0).samples, slack=slack)
+    assert model.predict_us(size) == pytest.approx(whole, rel=0.01)
+    paid = tokens + slack * (positions - tokens)
+    expected = core + (whole - core) * paid / positions
+    assert model.predict_us(size, tokens / positions) == pytest.approx(expected, rel=0.01)
+    again = CostModel.from_json(SELF, json.loads(json.dumps(model.to_json())))
+    assert again.predict_us(size, 0.5) == model.predict_us(size, 0.5)
+
+
+@pytest.mark.parametrize("slack", [-0.1, 1.1, float("nan")])
+def test_a_stored_slack_that_is_no_share_is_refused(slack):
+    with pytest.raises(BundleError, match=r"slack .*; expected 0 to 1"):
+        CostModel.from_json(SELF, {**measured(SELF).to_json(), "slack": slack})
+
+
+def test_what_a_batch_with_padding_took_corrects_one_without():
+    model = CostModel(SELF, measured(SELF).samples, slack=0.0)
+    full, half = model.predict_us((4, 16, 16)), model.predict_us((4, 16, 16), 0.5)
+    for _ in range(100):
+        model.observe((4, 16, 16), 2 * half, 0.5)
+    assert model.predict_us((4, 16, 16)) == pytest.approx(2 * full, rel=0.01)
 
 
 def test_a_size_that_is_dearer_than_its_flops_is_predicted_as_it_was_measured():
@@ -98,7 +126,7 @@ def test_a_model_read_back_predicts_the_same():
 
 
 @pytest.mark.parametrize(
-    "data", [{}, {"samples": []}, {"samples": [[1, 1, 1]]}, {"samples": [[1, 1, 1, 0.0]]}, {"samples": 3}]
+    "data", [{}, *({"slack": 1.0, "samples": samples} for samples in ([], [[1, 1, 1]], [[1, 1, 1, 0.0]], 3))]
 )
 def test_a_stored_model_that_is_malformed_is_refused(data):
     with pytest.raises(BundleError, match="a stored cost model is malformed"):

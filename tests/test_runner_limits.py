@@ -249,8 +249,10 @@ def test_requests_that_end_before_their_deadline_leave_the_clock_nothing_to_hold
 
 def test_a_worker_is_never_given_what_has_expired_even_before_the_clock_says_so():
     model, options = CostModel(SELF, {}), RunnerOptions()
-    layout = PaddedLayout(SELF)
-    desk = Desk(Planner(SELF, model, options, alone=False), model, layout, options)  # and no clock runs
+    layout = PaddedLayout(SELF, SELF.signature)
+    desk = Desk(
+        Planner(SELF, model, options, layout, alone=False), model, layout, options
+    )  # and no clock runs
     tickets = [
         Ticket(
             request(SELF, 5), AnswerFuture(), (5, 5), 5, 80, 2, arrived=time.monotonic(), deadline=deadline

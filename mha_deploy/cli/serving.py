@@ -30,6 +30,11 @@ PORT = click.IntRange(0, 65535)
 @placement_options
 @click.option("--workers", type=click.IntRange(min=0), default=0, help="Sessions at once; 0: measured.")
 @click.option("--mode", type=click.Choice(["exact", "fast"]), default="exact", show_default=True)
+@click.option(
+    "--allow-batch-dependent",
+    is_flag=True,
+    help="Serve an artifact whose answers depend on what else is in their batch.",
+)
 @click.option("--queue-requests", type=click.IntRange(min=1), default=1024, show_default=True)
 @click.option("--queue-tokens", type=click.IntRange(min=1), default=1 << 18, show_default=True)
 @click.option("--queue-bytes", type=click.IntRange(min=1), default=1 << 30, show_default=True)
@@ -51,6 +56,7 @@ def serve(
     artifact: str,
     workers: int,
     mode: str,
+    allow_batch_dependent: bool,
     queue_requests: int,
     queue_tokens: int,
     queue_bytes: int,
@@ -111,6 +117,7 @@ def serve(
             max_queue_tokens=queue_tokens,
             max_queue_bytes=queue_bytes,
             mode=mode,
+            allow_batch_dependent=allow_batch_dependent,
         ),
         options=options,
         announce=announce,

@@ -34,29 +34,42 @@ class CostModel:
     there, interpolated in the sizes' logarithms; times a correction for each octave of the sizes, an
     exponential moving average of measured / predicted (where none ran yet, that of all sizes).
     Without samples the fit is a guess, and the first run gives its scale.
+
+    Samples are of batches without padding. `fill` is the share of a batch's positions that are tokens,
+    and `slack` what the projections of a position that is none cost beside those of a token: 1 in a
+    padded graph, which computes both; less in a packed one.
     """
 
-    def __init__(self, spec: AttentionSpec, samples: Mapping[Size, float]) -> None:
+    def __init__(self, spec: AttentionSpec, samples: Mapping[Size, float], *, slack: float = 1.0) -> None:
         self._spec = spec
-        self.samples = dict(samples)
+        self.samples, self.slack = dict(samples), slack
         self._terms = _fitted(spec, self.samples)
         self._residuals = _residuals(self._nodes(), {s: us / self._fit(s) for s, us in self.samples.items()})
         self._corrections: dict[Size, float] = {}
         self._overall = 1.0
-        self._predicted: dict[Size, tuple[float, Size]] = {}
+        self._predicted: dict[Size, tuple[float, Size, float]] = {}
 
-    def predict_us(self, size: Size) -> float:
-        base, octave = self._predicted.get(size) or self._remember(size)
-        return base * self._corrections.get(octave, self._overall)
+    def predict_us(self, size: Size, fill: float = 1.0) -> float:
+        us, octave = self._uncorrected(size, fill)
+        return us * self._corrections.get(octave, self._overall)
+
+    def _uncorrected(self, size: Size, fill: float) -> tuple[float, Size]:
+        base, octave, share = self._predicted.get(size) or self._remember(size)
+        return base * (1 - (1 - fill) * (1 - self.slack) * share), octave
+
+    def projected(self, size: Size) -> float:
+        """Which share of a batch's cost its projections are, as the fit says; 0..1."""
+        terms = [t * amount for t, amount in zip(self._terms, _amounts(self._spec, size), strict=True)]
+        return terms[1] / sum(terms)
 
     def is_measured(self, size: Size) -> bool:
         """Whether a prediction for this size stands on measurements rather than on a guess."""
         return bool(self.samples) or _octave(size) in self._corrections
 
-    def observe(self, size: Size, us: float) -> None:
+    def observe(self, size: Size, us: float, fill: float = 1.0) -> None:
         """Take a batch that ran into account."""
-        base, octave = self._predicted.get(size) or self._remember(size)
-        ratio = us / base
+        expected, octave = self._uncorrected(size, fill)
+        ratio = us / expected
         if not self.samples and not self._corrections:
             self._overall = ratio
         self._corrections[octave] = _moved(self._corrections.get(octave, self._overall), ratio)
@@ -71,10 +84,10 @@ class CostModel:
         current = self._corrections.get(octave, self._overall)
         self._corrections[octave] = current**KEPT if self.samples else current * KEPT
 
-    def _remember(self, size: Size) -> tuple[float, Size]:
+    def _remember(self, size: Size) -> tuple[float, Size, float]:
         if len(self._predicted) >= _REMEMBERED:
             self._predicted.clear()
-        found = (self._fit(size) * self._interpolated(size), _octave(size))
+        found = (self._fit(size) * self._interpolated(size), _octave(size), self.projected(size))
         self._predicted[size] = found
         return found
 
@@ -110,6 +123,7 @@ class CostModel:
             "overhead_us": self._terms[0],
             "projection_us_per_flop": self._terms[1],
             "attention_us_per_flop": self._terms[2],
+            "slack": self.slack,
             "samples": [[*size, us] for size, us in self.samples.items()],
             "corrections": [[*octave, ratio] for octave, ratio in self._corrections.items()],
         }
@@ -123,13 +137,16 @@ class CostModel:
         """
         try:
             samples = {(int(b), int(q), int(kv)): float(us) for b, q, kv, us in data["samples"]}
+            slack = float(data["slack"])
         except (KeyError, TypeError, ValueError) as error:
             raise BundleError(f"a stored cost model is malformed: {error!r}") from error
         if not samples or not all(min(size) >= 1 and 0 < us < math.inf for size, us in samples.items()):
             raise BundleError(
                 "a stored cost model is malformed: expected sizes of at least 1 and times above 0"
             )
-        return cls(spec, samples)
+        if not 0 <= slack <= 1:
+            raise BundleError(f"a stored cost model is malformed: slack {slack}; expected 0 to 1")
+        return cls(spec, samples, slack=slack)
 
 
 def _moved(average: float, ratio: float) -> float:

@@ -167,7 +167,8 @@ class Desk:
     def _begin(self, progress: Progress, batch: Batch, now: float) -> None:
         self.recorder.reasons[batch.reason] += 1
         progress.since = now
-        progress.until = now + self._planner.work_us(len(batch.tickets), batch.shape) / 1e6
+        tokens = sum(ticket.tokens for ticket in batch.tickets)
+        progress.until = now + self._planner.work_us(len(batch.tickets), batch.shape, tokens) / 1e6
 
     def answered(self, progress: Progress, batch: Batch, ys: Sequence[Array], times: Sequence[float]) -> None:
         """A batch has run well; `times` are when its inputs, its run and its answers were ready."""
@@ -176,9 +177,11 @@ class Desk:
             now, began = time.monotonic(), progress.since
             progress.since = math.inf
             rows, tokens = len(batch.tickets), sum(ticket.tokens for ticket in batch.tickets)
-            self._model.observe((rows, *batch.shape), (computed - began) * 1e6)
+            fill = self._planner.fill(rows, batch.shape, tokens)
+            self._model.observe((rows, *batch.shape), (computed - began) * 1e6, fill)
             phases = ((made - began) * 1e6, (computed - made) * 1e6, (now - computed) * 1e6)
-            number = self.recorder.ran(rows, tokens, self._layout.tokens(rows, batch.shape) - tokens, phases)
+            padded = self._layout.padded_tokens(rows, batch.shape, tokens)
+            number = self.recorder.ran(rows, tokens, padded, phases)
             settled = [
                 (ticket.future, Answer(y, (began - ticket.arrived) * 1e6, *phases, rows, number))
                 for ticket, y in zip(batch.tickets, ys, strict=True)

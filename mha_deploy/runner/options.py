@@ -21,9 +21,14 @@ class RunnerOptions:
     so that no priority and no deadline of others holds it back for ever.
 
     Mode "exact" puts only requests of equal lengths together: an answer is bit for bit the one that the
-    request gets alone. "fast" also pads shorter requests where the cost model predicts that to be
-    quicker; answers then agree within 8 eps of the artifact's precision (1e-6 in fp32) of the largest
-    |y|. Where calibration saw batch mates change an answer by more, requests run alone.
+    request gets alone. "fast" also lets requests of other lengths join where the cost model predicts
+    that to be quicker: end to end in a packed artifact, else padded; answers then agree within 8 eps of
+    the artifact's precision (1e-6 in fp32) of the largest |y|. Where calibration saw batch mates change
+    an answer by more, requests run alone.
+
+    An artifact that declares its answers to depend on batch mates (int8 with one scale for a whole batch)
+    is refused by `BatchRunner.over`. `allow_batch_dependent` admits it, and lets requests share batches
+    however much that changes their answers.
 
     Priorities are 1 (the highest) to `priority_levels`; a request with priority 0 has
     `default_priority`.
@@ -41,6 +46,7 @@ class RunnerOptions:
     mode: str = "exact"
     priority_levels: int = 3
     default_priority: int = 2
+    allow_batch_dependent: bool = False
 
     def __post_init__(self) -> None:
         for name in ("workers", "threads"):

@@ -3,32 +3,49 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from mha_deploy.runner.cost import CostModel
 from mha_deploy.runner.heap import LazyHeap
+from mha_deploy.runner.layout import Layout, positions
 from mha_deploy.runner.options import RunnerOptions
 from mha_deploy.runner.ticket import Shape, Ticket
 from mha_deploy.spec import AttentionSpec
 
-# Shapes that are looked at, nearest first, for requests to pad: beyond these padding never pays.
+# Shapes that are looked at, nearest first, for requests to pad: beyond these padding never pays. (Where
+# nothing is padded every shape may, and as many are looked at as a batch has rows.)
 _NEIGHBOURS = 8
-# Padding has to save more than this share of the time: predictions are no better than that.
+# Mixing lengths has to save more than this share of the time: predictions are no better than that.
 _WORTH = 0.05
 
 
 class Planner:
     """Chooses a batch around the request whose turn it is."""
 
-    def __init__(self, spec: AttentionSpec, model: CostModel, options: RunnerOptions, *, alone: bool) -> None:
-        self._model, self._rows = model, spec.dims[0]
-        self._alone = alone
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        model: CostModel,
+        options: RunnerOptions,
+        layout: Layout,
+        *,
+        alone: bool,
+    ) -> None:
+        self._spec, self._model, self._rows = spec, model, spec.dims[0]
+        self._least_rows, self._alone = layout.least_rows, alone
         self._cheapest: dict[Shape, int] = {}
-        self._pads = options.mode == "fast" and spec.mask != "none"
+        self._mixes = options.mode == "fast" and layout.mixes
+        self._neighbours = self._rows.max if layout.packs else _NEIGHBOURS
 
-    def work_us(self, rows: int, shape: Shape) -> float:
-        return self._model.predict_us((max(rows, self._rows.min), *shape))
+    def work_us(self, rows: int, shape: Shape, tokens: int = 0) -> float:
+        """Predicted microseconds of so many rows at these lengths; `tokens` of them real, 0: all."""
+        size = (max(rows, self._least_rows), *shape)
+        return self._model.predict_us(size, self.fill(rows, shape, tokens) if tokens else 1.0)
+
+    def fill(self, rows: int, shape: Shape, tokens: int) -> float:
+        """The share of a batch's positions that are its requests' tokens."""
+        return min(1.0, tokens / (max(rows, self._least_rows) * positions(self._spec, shape)))
 
     def share_us(self, shape: Shape) -> float:
         """What one request of this shape costs where it is run in the best batch there is for it."""
@@ -50,8 +67,10 @@ class Planner:
         members = [head]
         if rows > 1:
             members += islice((each for each in same.ordered() if each is not head), rows - 1)
-        members, shape = self._padded(members, shapes) if self._pads else (members, head.shape)
-        return self._in_time(members, shape, now), shape
+        if self._mixes:
+            members = self._mixed(members, shapes)
+        members = self._in_time(members, now)
+        return tuple(members), _longest(members)
 
     def _best_rows(self, available: int, shape: Shape, waiting: int) -> int:
         """The rows a batch at which those that wait are done the soonest, on average.
@@ -69,27 +88,32 @@ class Planner:
         sizes = {available} | {2**power for power in range(available.bit_length())}
         return min(sorted(sizes), key=total_wait)
 
-    def _padded(self, members: list[Ticket], shapes: Mapping[Shape, LazyHeap]) -> tuple[list[Ticket], Shape]:
-        """More members, of other lengths, while padding all to the longest costs less than running apart."""
-        shape = members[0].shape
+    def _mixed(self, members: list[Ticket], shapes: Mapping[Shape, LazyHeap]) -> list[Ticket]:
+        """More members, of other lengths, while one run with them costs less than running apart."""
+        shape, tokens = members[0].shape, sum(member.tokens for member in members)
         distance = {other: sum(abs(a - b) for a, b in zip(other, shape, strict=True)) for other in shapes}
         for other in heapq.nsmallest(
-            _NEIGHBOURS, (s for s in shapes if s != shape), key=distance.__getitem__
+            self._neighbours, (s for s in shapes if s != shape), key=distance.__getitem__
         ):
             for ticket in shapes[other].ordered():
                 longest = (max(shape[0], other[0]), max(shape[1], other[1]))
-                rows = len(members)
-                apart = self.work_us(rows, shape) + self.work_us(1, other)
-                if rows == self._rows.max or self.work_us(rows + 1, longest) >= apart * (1 - _WORTH):
+                rows, more = len(members), tokens + ticket.tokens
+                apart = self.work_us(rows, shape, tokens) + self.work_us(1, other)
+                if rows == self._rows.max or self.work_us(rows + 1, longest, more) >= apart * (1 - _WORTH):
                     break
-                members, shape = [*members, ticket], longest
-        return members, shape
+                members, shape, tokens = [*members, ticket], longest, more
+        return members
 
-    def _in_time(self, members: list[Ticket], shape: Shape, now: float) -> tuple[Ticket, ...]:
+    def _in_time(self, members: list[Ticket], now: float) -> list[Ticket]:
         """As many members as let the first one's, and every member's own, deadline be met."""
         while len(members) > 1:
-            finish = now + self.work_us(len(members), shape) / 1e6
+            tokens = sum(member.tokens for member in members)
+            finish = now + self.work_us(len(members), _longest(members), tokens) / 1e6
             if finish <= min(member.deadline for member in members):
                 break
             members = members[: len(members) // 2]
-        return tuple(members)
+        return members
+
+
+def _longest(members: Sequence[Ticket]) -> Shape:
+    return max(member.shape[0] for member in members), max(member.shape[1] for member in members)

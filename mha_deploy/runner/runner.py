@@ -14,23 +14,25 @@ from types import TracebackType
 from typing import Self
 
 from mha_deploy.bundle import Bundle
-from mha_deploy.errors import FeedError
+from mha_deploy.errors import BundleError, FeedError
 from mha_deploy.ragged import Request, check_request
-from mha_deploy.runner.calibration import calibrated
+from mha_deploy.runner.calibration import calibrated, noise
 from mha_deploy.runner.cost import CostModel
 from mha_deploy.runner.desk import Desk
 from mha_deploy.runner.histogram import WINDOW_S
-from mha_deploy.runner.layout import PaddedLayout
+from mha_deploy.runner.layout import laid_out
 from mha_deploy.runner.options import DEFAULT_OPTIONS, RunnerOptions
 from mha_deploy.runner.planner import Planner
 from mha_deploy.runner.recorder import RunnerLoad, RunnerSnapshot
-from mha_deploy.runner.ticket import Answer, AnswerFuture, Ticket
+from mha_deploy.runner.ticket import Answer, AnswerFuture, Shape, Ticket
 from mha_deploy.runner.worker import Worker
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
 from mha_deploy.spec import AttentionSpec
 
 # What a closing runner waits for threads that have nothing left to do.
 _JOIN_S = 1.0
+# How long a first run is waited for: a session that hangs must not keep the runner from answering so.
+_WARM_S = 10.0
 # What mode "fast" allows mates to change of an answer, relative to its largest |y|: 1e-6 in fp32.
 FAST_DRIFT_EPS = 8
 
@@ -43,8 +45,9 @@ class BatchRunner:
     Every request ends in exactly one outcome, and every caller hears of it.
 
     `open_session(threads)` opens a session of so many threads (0: every core); each worker gets one of
-    its own. Without a `cost_model`, one is learnt from the runs themselves. Where batch
-    mates `drift` an answer (see `Calibration`) by more than the mode allows, every request runs alone.
+    its own, of a padded graph or a `PackedSession`. Without a `cost_model`, one is learnt from the runs
+    themselves. Where batch mates `drift` an answer (see `Calibration`) by more than the mode allows,
+    every request runs alone. `warm` lets each session run once, uncounted, before this returns.
     """
 
     def __init__(
@@ -55,24 +58,28 @@ class BatchRunner:
         cost_model: CostModel | None = None,
         *,
         drift: float = 0.0,
+        warm: bool = False,
     ) -> None:
         self.spec, self.options = spec, options
         self._model = cost_model or CostModel(spec, {})
-        self._layout = PaddedLayout(spec)
-        sessions = _opened(open_session, options)
+        opened = [laid_out(session, spec) for session in _opened(open_session, options)]
+        sessions, self._layout = [session for session, _ in opened], opened[0][1]
         allowed = FAST_DRIFT_EPS * sessions[0].precision.eps if options.mode == "fast" else 0.0
-        self._drift, self._alone = drift, drift > allowed
-        self._planner = Planner(spec, self._model, options, alone=self._alone)
+        self._drift, self._alone = drift, drift > allowed and not options.allow_batch_dependent
+        self._planner = Planner(spec, self._model, options, self._layout, alone=self._alone)
         self._desk = Desk(self._planner, self._model, self._layout, options)
         self.name, self.provider = sessions[0].name, sessions[0].provider
-        self.signature = sessions[0].signature
+        self.signature = self._layout.signature
         self._levels = range(options.priority_levels + 1)
         self._started = time.monotonic()
         watch = threading.Thread(target=self._desk.watch, name="mha-deadlines", daemon=True)
-        workers = [Worker(each, self._desk, self._layout, i) for i, each in enumerate(sessions)]
+        first = noise(self._layout, spec, [_tuned(spec)]) if warm else ()
+        workers = [Worker(each, self._desk, self._layout, i, first) for i, each in enumerate(sessions)]
         self._threads = [watch, *workers]
         for thread in self._threads:
             thread.start()
+        for worker in workers:
+            worker.warm.wait(_WARM_S)
 
     @classmethod
     def over(
@@ -89,16 +96,26 @@ class BatchRunner:
         written, for this artifact on this machine.
 
         Raises:
-            BundleError, MissingError: as `Bundle.open_session`.
+            BundleError: as `Bundle.open_session`, or answers of the artifact depend on batch mates and
+                the options do not allow that.
+            MissingError: as `Bundle.open_session`.
         """
-        name = bundle.artifact(artifact, placement).name
+        chosen = bundle.artifact(artifact, placement)
+        name = chosen.name
+        if chosen.details.get("batch_dependent") and not options.allow_batch_dependent:
+            raise BundleError(
+                f"answers of artifact {name!r} depend on what else is in their batch (it has one scale for "
+                "a whole batch); serve one with scales per token or static ones, or accept that with "
+                "--allow-batch-dependent (RunnerOptions.allow_batch_dependent)"
+            )
         found = calibrated(bundle, name, placement, options)
 
         def open_session(threads: int) -> Session:
-            return bundle.open_padded_session(name, replace(placement, threads=threads))
+            return bundle.open_session(name, replace(placement, threads=threads))
 
         options = replace(options, workers=found.workers, threads=found.threads)
-        return cls(open_session, bundle.spec, options, found.model, drift=found.drift)
+        drift = max(found.drift, found.mixed_drift) if options.mode == "fast" else found.drift
+        return cls(open_session, bundle.spec, options, found.model, drift=drift, warm=True)
 
     def submit(self, request: Request, *, timeout_s: float = math.inf, priority: int = 0) -> Future[Answer]:
         """Queue a request; the future gets its answer, or DeadlineError, RunnerClosedError or what the
@@ -139,7 +156,17 @@ class BatchRunner:
         self, request: Request, *, timeout_s: float = math.inf, priority: int = 0
     ) -> Answer:
         """As `submit`, awaited; cancelling the task cancels the request."""
-        return await asyncio.wrap_future(self.submit(request, timeout_s=timeout_s, priority=priority))
+        loop = asyncio.get_running_loop()
+        ticket = self._ticket(request, timeout_s, priority)
+        waiter: asyncio.Future[Answer] = loop.create_future()
+        ticket.future.add_done_callback(lambda done: _hand_over(loop, waiter, done))
+        # The last step: a worker that it wakes waits until this thread lets go of the interpreter.
+        self._desk.admit([ticket])
+        try:
+            return await waiter
+        except BaseException:
+            ticket.future.cancel()  # of one that is settled this does nothing
+            raise
 
     def _ticket(self, request: Request, timeout_s: float, priority: int, called: str = "a request") -> Ticket:
         arrived = time.monotonic()
@@ -231,6 +258,28 @@ class BatchRunner:
                 closing=desk.closing,
                 cost_model=self._model.to_json(),
             )
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[Answer], done: Future[Answer]) -> None:
+    """Wake the loop once, by the thread that settled the request (`asyncio.wrap_future` takes more)."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        loop.call_soon_threadsafe(_settle, waiter, done)
+
+
+def _settle(waiter: asyncio.Future[Answer], done: Future[Answer]) -> None:
+    if waiter.done():  # its task was cancelled
+        return
+    if done.cancelled():
+        waiter.cancel()
+    elif error := done.exception():
+        waiter.set_exception(error)
+    else:
+        waiter.set_result(done.result())
+
+
+def _tuned(spec: AttentionSpec) -> Shape:
+    """The lengths that the artifacts are tuned for."""
+    return spec.signature.dim(spec.query_axis).opt, spec.signature.dim(spec.key_axis).opt
 
 
 def _opened(open_session: Callable[[int], Session], options: RunnerOptions) -> list[Session]:

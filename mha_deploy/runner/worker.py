@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Sequence
 
 from mha_deploy.errors import FrozenAxisError
+from mha_deploy.ragged import Request
 from mha_deploy.runner.backlog import Batch
 from mha_deploy.runner.desk import Desk, Progress
 from mha_deploy.runner.layout import Layout
@@ -13,19 +16,34 @@ from mha_deploy.sessions import Session
 
 
 class Worker(threading.Thread):
-    """Runs what the desk hands out; no error of a session or of a caller's future ends it."""
+    """Runs what the desk hands out; no error of a session or of a caller's future ends it.
 
-    def __init__(self, session: Session, desk: Desk, layout: Layout, number: int) -> None:
+    `first` is run before anything else, if it holds a request, and not counted: a session's first run
+    allocates what later ones use. `warm` is set when that is over, however it ended.
+    """
+
+    def __init__(
+        self, session: Session, desk: Desk, layout: Layout, number: int, first: Sequence[Request] = ()
+    ) -> None:
         # A session that hangs must not keep the process from ending.
         super().__init__(name=f"mha-worker-{number}", daemon=True)
         self._session, self._desk, self._layout = session, desk, layout
+        self._first, self.warm = tuple(first), threading.Event()
         self._progress = Progress()
         desk.progress.append(self._progress)
 
     def run(self) -> None:
         with self._session:
+            self._warm_up()
             while batch := self._desk.take(self._progress):
                 self._run(batch)
+
+    def _warm_up(self) -> None:
+        for request in self._first:
+            with contextlib.suppress(Exception):  # whoever asks first will hear of it
+                self._session.run(self._layout.feeds([request], self._layout.shape(request)))
+        self._first = ()
+        self.warm.set()
 
     def _run(self, batch: Batch) -> None:
         try:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import numpy as np
 from aiohttp.web import Response, Server, StreamResponse
@@ -68,6 +68,8 @@ class HttpFront:
             "v2/models/stats": Route("GET", self._stats),
             "v2/repository/index": Route("POST", self._index),
         }
+        self._infer_path = f"/v2/models/{quote(model.name, safe='')}/infer"
+        self._infer_route = self._model_route(model.name, "", "infer")
         self._of_model = {
             "": _constant(model.metadata()),
             "ready": self._model_ready,
@@ -96,7 +98,8 @@ class HttpFront:
     async def _routed(self, request: BaseRequest) -> StreamResponse:
         if request.version not in _VERSIONS:
             raise RequestError("expected HTTP/1.0 or HTTP/1.1")
-        route = self._route(request.rel_url.raw_path)
+        path = request.rel_url.raw_path
+        route = self._infer_route if path == self._infer_path else self._route(path)
         allowed = ("GET", "HEAD") if route.method == "GET" else (route.method,)
         if request.method not in allowed:
             text = f"{clip(request.method)} on this path; expected {' or '.join(allowed)}"
@@ -186,11 +189,15 @@ class HttpFront:
 
     async def _send(self, request: BaseRequest, pieces: list[Piece], timing: str) -> StreamResponse:
         """Hand an answer over, uncopied, within the time that a client has to take it."""
-        response = StreamResponse(headers={"Server": SERVER, "Server-Timing": timing})
-        response.content_length = sum(len(piece) for piece in pieces)
-        response.content_type = "application/octet-stream" if len(pieces) > 1 else "application/json"
+        headers = {
+            "Server": SERVER,
+            "Server-Timing": timing,
+            "Content-Length": str(sum(len(piece) for piece in pieces)),
+            "Content-Type": "application/octet-stream" if len(pieces) > 1 else "application/json",
+        }
         if len(pieces) > 1:
-            response.headers[HEAD_LENGTH] = str(len(pieces[0]))
+            headers[HEAD_LENGTH] = str(len(pieces[0]))
+        response = StreamResponse(headers=headers)
         if self._model.draining:
             response.force_close()
         await self._deliver(request, response, pieces)

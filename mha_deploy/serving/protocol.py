@@ -100,7 +100,7 @@ def parse_object(text: Array, limits: Limits) -> dict[str, Any]:
     try:
         decoded = text.tobytes().decode("utf-8")
         _check_depth(decoded, limits.json_depth)
-        value = json.loads(decoded, parse_constant=_no_constant, object_pairs_hook=_once_each)
+        value = _JSON.decode(decoded)
     except UnicodeDecodeError as error:
         raise RequestError(f"the JSON is not UTF-8: byte {error.start}") from error
     except json.JSONDecodeError as error:
@@ -131,6 +131,9 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise RequestError("the JSON has a key twice in one object")
     return found
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=_once_each)
 
 
 def _inputs(head: Mapping[str, Any], limits: Limits) -> list[Any]:

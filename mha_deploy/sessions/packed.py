@@ -11,7 +11,7 @@ from mha_deploy.errors import FeedError
 from mha_deploy.packed import UNMEASURED, Piece, RunCost, graph_feeds, plan_runs, request_signature
 from mha_deploy.ragged import pack, unpack
 from mha_deploy.sessions.base import Session
-from mha_deploy.signature import Array, Feeds
+from mha_deploy.signature import Array, Feeds, Signature
 from mha_deploy.spec import AttentionSpec
 
 # Of so many timings of one shape the least counts: what disturbs a run only adds to it.
@@ -37,15 +37,22 @@ class PackedSession(Session):
         if data.dtype != signature.inputs[0].dtype:
             signature = signature.at(inner.precision)
         super().__init__(inner.name, signature, inner.precision, inner.provider)
-        self.spec = spec
-        self._inner, self._cost = inner, cost
+        self.spec, self.graph = spec, inner
+        self._cost = cost
+
+    @property
+    def padded_signature(self) -> Signature:
+        """The block's own signature, in the dtypes of this artifact."""
+        signature = self.spec.signature
+        same = self.signature.inputs[0].dtype == signature.inputs[0].dtype
+        return signature if same else signature.at(self.precision)
 
     def answers(self, pieces: Sequence[Piece]) -> list[Array]:
         """`y` [query length, d_model] for each piece, in their order."""
         found: dict[int, Array] = {}
         for members in self.runs([_lengths(piece) for piece in pieces]):
             chosen = [pieces[i] for i in members]
-            y = self._inner.run(graph_feeds(self.spec, chosen))["y"]
+            y = self.graph.run(graph_feeds(self.spec, chosen))["y"]
             ends = np.cumsum([_lengths(piece)[0] for piece in chosen])[:-1]
             found |= dict(zip(members, np.split(y, ends), strict=True))
         return [found[i] for i in range(len(pieces))]
@@ -59,7 +66,7 @@ class PackedSession(Session):
         self._check_lengths(lengths)
         if self._cost == UNMEASURED and len(set(lengths)) > 1:
             self._cost = self._measured()
-        return plan_runs(lengths, self._inner.signature.dim("rows").max, self._cost)
+        return plan_runs(lengths, self.graph.signature.dim("rows").max, self._cost)
 
     def _execute(self, feeds: Feeds) -> dict[str, Array]:
         requests = unpack(self.spec, feeds)
@@ -95,7 +102,7 @@ class PackedSession(Session):
         return RunCost(run_us, max(0.0, float(position_us)), max(0.0, float(pair_us)))
 
     def _timed_us(self, queries: int, keys: int) -> float:
-        signature = self._inner.signature
+        signature = self.graph.signature
         sizes = dict.fromkeys((dim.name for dim in signature.dims), 1)
         for tensor in signature.inputs:
             if tensor.name.endswith("index"):
@@ -107,12 +114,12 @@ class PackedSession(Session):
         times = []
         for _ in range(TIMINGS):
             start = time.perf_counter()
-            self._inner.run(feeds)
+            self.graph.run(feeds)
             times.append((time.perf_counter() - start) * 1e6)
         return min(times)
 
     def _release(self) -> None:
-        self._inner.close()
+        self.graph.close()
 
 
 class PaddedView(Session):
@@ -123,10 +130,7 @@ class PaddedView(Session):
     """
 
     def __init__(self, packed: PackedSession) -> None:
-        signature = packed.spec.signature
-        if packed.signature.inputs[0].dtype != signature.inputs[0].dtype:
-            signature = signature.at(packed.precision)
-        super().__init__(packed.name, signature, packed.precision, packed.provider)
+        super().__init__(packed.name, packed.padded_signature, packed.precision, packed.provider)
         self._packed = packed
 
     def _execute(self, feeds: Feeds) -> dict[str, Array]:
