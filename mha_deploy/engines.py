@@ -18,13 +18,17 @@ from mha_deploy.tensorrt.options import BuildOptions
 from mha_deploy.tensorrt.passport import SUFFIX, rebuild_command
 from mha_deploy.tensorrt.profiles import Profile, profiles_for, profiles_for_graph
 from mha_deploy.tensorrt.progress import SILENT, Progress
-from mha_deploy.typed import TYPED, Variant
+from mha_deploy.typed import ISLANDS, TYPED, Variant
 from mha_deploy.variants import PORTABLE, Status, check_numerically, typed_artifact
 
 DEFAULT_OPTIONS = BuildOptions()
 # Names of ONNX forms that a bundle has, or gets when one is asked for.
 RESERVED = {CANONICAL, PORTABLE} | {
-    f"{p}{io}{twin}" for p in TYPED for io in ("", "-io") for twin in ("", "-twin")
+    f"{p}{io}{islands}{twin}"
+    for p in TYPED
+    for io in ("", "-io")
+    for islands in ("", ISLANDS)
+    for twin in ("", "-twin")
 }
 
 
@@ -133,7 +137,8 @@ def _small_sizes(profiles: Sequence[Profile]) -> list[dict[str, int]]:
 
 
 def _variant_flags(variant: Variant) -> list[str]:
-    return [f"--{variant.precision.value}", *(["--io", variant.io] if variant.io != "fp32" else [])]
+    flags = [f"--{variant.precision.value}", *(["--io", variant.io] if variant.io != "fp32" else [])]
+    return flags + (["--keep-fp32", ",".join(variant.keep_fp32)] if variant.keep_fp32 else [])
 
 
 def _flags(options: BuildOptions, profiles: Sequence[str], name: str) -> list[str]:

@@ -18,11 +18,13 @@ from torch.nn import functional
 
 from mha_deploy.attention import MultiHeadAttention
 from mha_deploy.errors import InputError
-from mha_deploy.graph import write_graph
+from mha_deploy.graph import check_graph, write_graph
+from mha_deploy.islands import keep_in_fp32
 from mha_deploy.precision import Precision
 from mha_deploy.signature import Signature
 
 IO_FORMS = ("fp32", "same")
+ISLANDS = "-islands"  # at the end of the name of a form that keeps some nodes in fp32
 TYPED = (Precision.FP32, Precision.FP16, Precision.BF16)
 
 
@@ -30,12 +32,16 @@ TYPED = (Precision.FP32, Precision.FP16, Precision.BF16)
 class Variant:
     """A precision, by member or name, and the form of inputs and outputs: fp32, or the "same" as it.
 
+    `keep_fp32` names nodes of the typed graph that compute in fp32 all the same, beside the attention
+    core, which always does.
+
     Raises:
-        InputError: another precision or form.
+        InputError: another precision or form, or nodes to keep in fp32 where all are.
     """
 
     precision: Precision
     io: str = "fp32"
+    keep_fp32: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.precision in list(Precision):
@@ -45,10 +51,16 @@ class Variant:
                 f"precision {self.precision} with io {self.io!r}; "
                 "expected fp32, fp16 or bf16 with io fp32 or same"
             )
+        if self.keep_fp32 and self.precision is Precision.FP32:
+            raise InputError(
+                "every node computes in fp32 already; name nodes to keep in it with fp16 or bf16"
+            )
+        object.__setattr__(self, "keep_fp32", tuple(sorted(set(self.keep_fp32))))
 
     @property
     def name(self) -> str:
-        return self.precision.value + ("" if self.io == "fp32" else "-io")
+        form = "" if self.io == "fp32" else "-io"
+        return f"{self.precision.value}{form}{ISLANDS if self.keep_fp32 else ''}"
 
     def signature(self, of: Signature) -> Signature:
         return of if self.io == "fp32" else of.at(self.precision)
@@ -90,8 +102,14 @@ def write_typed(module: MultiHeadAttention, variant: Variant, path: Path) -> Non
 
     Raises:
         GraphError, FrozenAxisError: as `graph.write_graph`.
+        InputError: the graph has no node of a name to keep in fp32.
     """
-    write_graph(TypedAttention(module, variant), variant.signature(module.spec.signature), path)
+    signature = variant.signature(module.spec.signature)
+    write_graph(TypedAttention(module, variant), signature, path)
+    if variant.keep_fp32:
+        weights = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
+        keep_in_fp32(path, variant.keep_fp32, weights)
+        check_graph(path, signature)
 
 
 def kept_in_fp32(path: Path) -> list[str]:

@@ -21,6 +21,7 @@ from mha_deploy.staging import staged_folder
 from mha_deploy.twin import write_twin
 from mha_deploy.typed import Variant, kept_in_fp32, write_typed
 from mha_deploy.verification import FAILED, OUT_OF_RANGE, Judge
+from mha_deploy.verification.beyond_range import judged_beyond_range
 
 PORTABLE = "portable"
 Status = Callable[[str], None]
@@ -44,10 +45,16 @@ def typed_artifact(bundle: Bundle, variant: Variant, status: Status = lambda _: 
 
     Raises:
         CheckError: it does not pass its own precision's yardstick.
+        InputError: a node to keep in fp32 is not in it.
     """
     if variant.precision is Precision.FP32:
         return bundle.artifact(CANONICAL)
-    present = [artifact for artifact in Bundle.load(bundle.folder).artifacts if artifact.name == variant.name]
+    keep = list(variant.keep_fp32)
+    present = [
+        artifact
+        for artifact in Bundle.load(bundle.folder).artifacts
+        if artifact.name == variant.name and artifact.details.get("keep_fp32", []) == keep
+    ]
     if present:
         return present[0]
     status(f"exporting in {variant.precision.value}")
@@ -57,6 +64,7 @@ def typed_artifact(bundle: Bundle, variant: Variant, status: Status = lambda _: 
         status(f"checking {variant.name} against PyTorch")
         checked = check_numerically(bundle, variant, path)
         details = {"io": variant.io, "kept_fp32": kept_in_fp32(path), "checked": str(checked)}
+        details |= {"keep_fp32": keep} if keep else {}
         if variant.precision is Precision.BF16:
             write_twin(path, staging / "twin.onnx")
     return _record(bundle, variant, details)
@@ -109,7 +117,8 @@ def check_numerically(bundle: Bundle, variant: Variant, path: Path) -> Checked:
     judge = Judge(bundle.reference())
     cases = [c for c in standard_cases(bundle.spec, bundle.real_inputs()) if not c.name.startswith("max")]
     with OnnxRuntimeSession(runs, signature, name=variant.name, precision=variant.precision) as session:
-        results = [judge(session, variant.name, case) for case in cases]
+        judged = judged_beyond_range if variant.keep_fp32 else Judge.__call__
+        results = [judged(judge, session, variant.name, case) for case in cases]
     if runs != path:
         runs.unlink()
     # The largest element alone says little where a precision is coarse: a bf16 output 3 % too large

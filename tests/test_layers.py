@@ -14,8 +14,8 @@ LAYERS = (
     ("precision", "signature", "machine", "staging"),
     ("spec", "spec_file", "masks", "ragged", "latency", "tensor_files"),
     ("manifest",),
-    ("attention", "weights"),
-    ("graph", "typed", "twin", "lowering", "tensorrt"),
+    ("attention", "weights", "stored_weights"),
+    ("graph", "typed", "twin", "islands", "lowering", "tensorrt"),
     ("sessions",),
     ("bundle", "cases", "ceiling"),
     (
@@ -30,6 +30,7 @@ LAYERS = (
         "proof_runners",
     ),
     ("pipeline", "variants"),
+    ("locating",),
     ("engine_job",),
     ("engines",),
     ("render",),
@@ -42,7 +43,19 @@ LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in name
 # Who may load what when it is imported: names of modules, or of folders.
 HEAVY = {
     "torch": ("attention", "graph", "typed", "weights", "sessions.reference", "pipeline"),
-    "onnx": ("graph", "typed", "twin", "axes", "ceiling", "lowering", "tensorrt", "variants", "engine_job"),
+    "onnx": (
+        "graph",
+        "typed",
+        "twin",
+        "islands",
+        "axes",
+        "ceiling",
+        "lowering",
+        "tensorrt",
+        "variants",
+        "locating",
+        "engine_job",
+    ),
     "onnxruntime": (),
     "tensorrt": (),
 }
