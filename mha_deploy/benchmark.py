@@ -116,10 +116,10 @@ def bench(
     cells = _cells(_grid(spec, grid or {}))
     threads = placement.threads or machine.usable_cpus()
     with bundle.open_session(chosen.name, placement) as session, ceiling.ceiling_session(placement) as peak:
-        feeds = [_random_feeds(session.signature, sizes) for sizes in cells]
+        feeds = [random_feeds(session.signature, sizes) for sizes in cells]
         first = [_timed_ms(session, each) for each in feeds]
-        turns = [(session, each) for each in feeds] + [(peak, _random_feeds(peak.signature, ceiling.SIZES))]
-        *taken, peak_ms = _alternate(turns, seconds, progress)
+        turns = [(session, each) for each in feeds] + [(peak, random_feeds(peak.signature, ceiling.SIZES))]
+        *taken, peak_ms = alternate(turns, seconds, progress)
         ceiling_gflops = ceiling.FLOPS / nearest_rank(peak_ms, 0.5) / 1e6
         return BenchReport(
             subject=spec.name,
@@ -137,7 +137,7 @@ def bench(
         )
 
 
-def _alternate(
+def alternate(
     turns: Sequence[tuple[Session, Feeds]], seconds: float, progress: Callable[[str], None]
 ) -> list[list[float]]:
     """Latencies in ms of each turn's runs, over rounds in which every turn has its share of time."""
@@ -177,7 +177,7 @@ def _cell(
     )
 
 
-def _random_feeds(signature: Signature, sizes: Sizes) -> dict[str, Array]:
+def random_feeds(signature: Signature, sizes: Sizes) -> dict[str, Array]:
     """Standard normal inputs, nothing masked: the cost of a padded graph does not depend on its mask."""
     random = np.random.default_rng(0)
     return {

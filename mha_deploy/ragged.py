@@ -106,6 +106,14 @@ def pack(answers: Sequence[Array]) -> Array:
     return np.concatenate(answers) if answers else np.zeros((0, 0), np.float32)
 
 
+def packed(spec: AttentionSpec, requests: Sequence[Request]) -> dict[str, Array]:
+    """The inverse of `unpack`: the requests' arrays end to end, and their lengths."""
+    lengths = ([r.q_len for r in requests], [r.kv_len for r in requests])
+    names = length_names(spec)
+    arrays = {name: pack([r.tensors[name] for r in requests]) for name in requests[0].tensors}
+    return arrays | {name: np.array(each) for name, each in zip(names, lengths, strict=False)}
+
+
 def _length_of(spec: AttentionSpec, name: str) -> str:
     if spec.kind == "self":
         return "lengths"

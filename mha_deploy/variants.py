@@ -77,7 +77,7 @@ def _record(bundle: Bundle, variant: Variant, details: Mapping[str, Any]) -> Art
         runtime="onnxruntime",
         precision=variant.precision,
         signature=variant.signature(bundle.signature),
-        files=_files(bundle.folder, folder, "model.onnx"),
+        files=files_of(bundle.folder, folder, "model.onnx"),
         details=details,
     )
     update(bundle.folder, artifact)
@@ -87,14 +87,14 @@ def _record(bundle: Bundle, variant: Variant, details: Mapping[str, Any]) -> Art
             runtime="onnxruntime",
             precision=variant.precision,
             signature=bundle.signature,
-            files=_files(bundle.folder, folder, "twin.onnx"),
+            files=files_of(bundle.folder, folder, "twin.onnx"),
             details={"twin_of": variant.name, "computes_in": "fp32, every value rounded to bf16"},
         )
         update(bundle.folder, twin)
     return artifact
 
 
-def _files(bundle: Path, folder: str, name: str) -> tuple[FileRecord, ...]:
+def files_of(bundle: Path, folder: str, name: str) -> tuple[FileRecord, ...]:
     """The ONNX file and the external data beside it."""
     names = [name, *sorted(path.name for path in (bundle / folder).glob(f"{name}.*"))]
     return tuple(FileRecord.of(bundle, f"{folder}/{each}") for each in names)
@@ -160,7 +160,7 @@ def portable_artifact(bundle: Bundle, status: Status = lambda _: None) -> tuple[
         runtime="onnxruntime",
         precision=Precision.FP32,
         signature=bundle.signature,
-        files=_files(bundle.folder, f"variants/{PORTABLE}", "model.onnx"),
+        files=files_of(bundle.folder, f"variants/{PORTABLE}", "model.onnx"),
         details={
             "opset": 20,
             "made_from": source.name,

@@ -30,11 +30,12 @@ LAYERS = (
         "proof_runners",
     ),
     ("pipeline", "variants"),
+    ("quantization",),
     ("locating",),
     ("engine_job",),
     ("engines",),
     ("render",),
-    ("render_engine", "render_verify"),
+    ("render_engine", "render_quantization", "render_verify"),
     ("cli",),
     ("__main__",),
     ("",),
@@ -42,7 +43,7 @@ LAYERS = (
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 # Who may load what when it is imported: names of modules, or of folders.
 HEAVY = {
-    "torch": ("attention", "graph", "typed", "weights", "sessions.reference", "pipeline"),
+    "torch": ("attention", "graph", "typed", "weights", "sessions.reference", "pipeline", "quantization"),
     "onnx": (
         "graph",
         "typed",
@@ -53,6 +54,7 @@ HEAVY = {
         "lowering",
         "tensorrt",
         "variants",
+        "quantization",
         "locating",
         "engine_job",
     ),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from mha_deploy.cases.case import Case
 from mha_deploy.cases.draw import drawn, drawn_often, scaled
 from mha_deploy.cases.masks import fully_masked, garbage, ragged
+from mha_deploy.cases.real import real_case
 from mha_deploy.cases.sizes import Sizing
-from mha_deploy.ragged import Request, pad
+from mha_deploy.ragged import Request
 from mha_deploy.spec import AttentionSpec
 
 
@@ -34,19 +33,5 @@ def standard_cases(spec: AttentionSpec, requests: Sequence[Request] = (), seed: 
     cases.append(scaled(drawn(spec, "large-values", small, seed), 1000.0))
     cases.append(scaled(drawn(spec, "sharp-softmax", small, seed), 4.0))
     if requests:
-        cases.append(real(spec, "real-inputs", requests))
+        cases.append(real_case(spec, "real-inputs", requests))
     return cases
-
-
-def real(spec: AttentionSpec, name: str, requests: Sequence[Request]) -> Case:
-    """As many of the requests as one batch takes, padded together."""
-    sizing = Sizing(spec)
-    chosen = list(requests)[: spec.dims[0].max]
-    sizes = {
-        sizing.batch: sizing.within(sizing.batch, len(chosen)),
-        sizing.q: sizing.within(sizing.q, max(request.q_len for request in chosen)),
-        sizing.kv: sizing.within(sizing.kv, max(request.kv_len for request in chosen)),
-    }
-    lengths = np.array([r.q_len for r in chosen] + [0] * (sizes[sizing.batch] - len(chosen)))
-    compared = np.arange(sizes[sizing.q])[None, :] < lengths[:, None]
-    return Case(name, sizes, pad(spec, chosen, sizes), compared)

@@ -3,7 +3,8 @@
 Exit codes: 0 done; 1 a check failed; 2 bad input or usage; 3 this machine lacks what was asked for;
 130 interrupted. `--json` prints the report's data on stdout; progress goes to stderr.
 
-    making.py    export, optimize, build-engine
+    making.py    export, build-engine
+    optimizing.py optimize
     verifying.py verify
     running.py   infer, bench
     looking.py   inspect, doctor
@@ -20,7 +21,8 @@ from typing import Any
 import click
 
 from mha_deploy.cli.looking import doctor, inspect
-from mha_deploy.cli.making import build_engine, export, optimize
+from mha_deploy.cli.making import build_engine, export
+from mha_deploy.cli.optimizing import optimize
 from mha_deploy.cli.running import bench, infer
 from mha_deploy.cli.verifying import verify
 from mha_deploy.errors import MhaDeployError, MissingError

@@ -1,4 +1,4 @@
-"""export, optimize, build-engine: commands that make something."""
+"""export, build-engine: commands that make something."""
 
 from __future__ import annotations
 
@@ -48,29 +48,6 @@ def export(
     for short in bundle.artifact().details["axes_not_reached"]:
         click.echo(f"not proved to its maximum, which is too large for this machine: {short}")
     click.echo(f"bundle: {bundle.folder}")
-
-
-@click.command()
-@click.argument("bundle", type=FOLDER)
-@click.option("--portable", is_flag=True, help="Opset 20 without an Attention operator.")
-@json_option
-def optimize(bundle: Path, portable: bool, as_json: bool) -> None:
-    """Make another ONNX form of BUNDLE's block and check it against PyTorch."""
-    with interrupts_held():
-        from mha_deploy.bundle import Bundle
-        from mha_deploy.variants import portable_artifact
-
-    if not portable:
-        raise InputError("say which form to make: --portable (opset 20, no Attention operator)")
-    with status_line() as status:
-        artifact, lowered = portable_artifact(Bundle.load(bundle), status)
-    if as_json:
-        print_json(artifact.to_json())
-        return
-    for step in lowered.steps:
-        click.echo(f"{step.rule} at {step.node}: {step.why}")
-    click.echo(f"checked: {artifact.details['checked']}")
-    click.echo(f"artifact: {artifact.name} ({bundle / artifact.files[0].file})")
 
 
 @click.command("build-engine")

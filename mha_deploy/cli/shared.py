@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,25 @@ if TYPE_CHECKING:
     from mha_deploy.sessions import Placement
 
 FOLDER = click.Path(path_type=Path)
+
+
+class Share(click.ParamType[float]):
+    """A share of 1, written as 2.5% or 0.025."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value).strip()
+        try:
+            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            share = math.nan
+        if not 0 < share < 1:
+            self.fail(f"{text!r}; expected a share between 0 and 1, as 2.5% or 0.025", param, ctx)
+        return share
+
+
+SHARE = Share()
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on stdout.")
 artifact_option = click.option("--artifact", default="", help="Artifact to run.  [default: the best one]")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +21,24 @@ from mha_deploy.locating.smallest import smallest_set
 from mha_deploy.locating.spliced import quantised_nodes, splice_fp32
 from mha_deploy.manifest import Artifact
 from mha_deploy.precision import Precision
+from mha_deploy.sessions import Session
 from mha_deploy.sessions.onnx_runtime import OnnxRuntimeSession
-from mha_deploy.signature import Array
+from mha_deploy.sessions.reference import ReferenceSession
+from mha_deploy.signature import Array, TensorSpec
 from mha_deploy.staging import staged_file
 from mha_deploy.twin import write_twin
 from mha_deploy.variants import save
-from mha_deploy.verification import FAILED, OUT_OF_RANGE, PASSED, CaseResult, Judge
+from mha_deploy.verification import FAILED, OUT_OF_RANGE, PASSED, CaseResult, Judge, as_inputs
 from mha_deploy.verification.beyond_range import judged_beyond_range
+from mha_deploy.verification.metrics import Errors
 
 
 @dataclass(frozen=True, slots=True)
 class Fp32Nodes:
     """The nodes of `artifact` to keep in fp32; none, with `cures` False, where that does not help.
 
-    `smallest`: no smaller set does. `cases` were brought inside the budget; `still_failing` were not
-    asked for and are outside of it. `trials`: sets that were built and run.
+    `smallest`: no smaller set does. `cases` were to be brought inside the budget; `still_failing` are
+    outside of it all the same. `trials`: sets that were built and run.
     """
 
     artifact: str
@@ -81,28 +85,30 @@ def nodes_for_fp32(
     Raises:
         BundleError: a file of the bundle is not the one recorded.
     """
-    wanted = _to_bring_in(cases, results)
+    wanted = sorted(_to_bring_in(cases, results), key=_elements)
+    names = tuple(case.name for case in wanted)
     with tempfile.TemporaryDirectory() as folder:
         trial = _Trial(bundle, artifact, judge, Path(folder))
-
-        def holds(nodes: Sequence[str]) -> bool:
-            return not trial.failing(nodes, wanted, stop=True)
-
-        found = smallest_set(trial.candidates, holds)
-        if found is None:
-            names = tuple(case.name for case in wanted)
-            return Fp32Nodes(
-                artifact.name, artifact.precision, (), cures=False, smallest=False, trials=1, cases=names
-            )
-        still = trial.failing(found.members, [case for case in cases if case not in wanted], stop=False)
+        active = wanted[:1]
+        while True:
+            found = smallest_set(trial.candidates, functools.partial(trial.holds, cases=tuple(active)))
+            if found is None:
+                return Fp32Nodes(artifact.name, artifact.precision, (), False, False, trial.built, names)
+            failing = trial.failing(found.members, wanted)
+            more = [case for case in wanted if case.name in failing and case not in active]
+            if not more:
+                break
+            active.append(more[0])
+        others = [case for case in cases if case.name not in names]
+        still = [*failing, *trial.failing(found.members, others)]
     return Fp32Nodes(
         artifact=artifact.name,
         precision=artifact.precision,
         nodes=tuple(sorted({*found.members, *trial.kept})),
-        cures=True,
+        cures=not failing,
         smallest=found.proved,
-        trials=found.trials,
-        cases=tuple(case.name for case in wanted),
+        trials=trial.built,
+        cases=names,
         still_failing=tuple(still),
     )
 
@@ -123,54 +129,97 @@ def _rms(case: Case) -> float:
     return max(float(np.sqrt(np.mean(np.square(array, dtype=np.float64)))) for array in floats)
 
 
+def _elements(case: Case) -> int:
+    return sum(array.size for array in case.feeds.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """What one case's answer may be off by: absolutely or, for an integer precision, relatively."""
+
+    truth: Array
+    allowed: float
+    relative: float
+
+    def holds(self, answer: Array, rows: Array) -> bool:
+        errors = Errors.of(answer.astype(np.float64), self.truth, rows)
+        if not np.isfinite(errors.max_abs):
+            return False
+        return errors.relative <= self.relative if self.relative else errors.max_abs <= self.allowed
+
+
 class _Trial:
-    """The artifact's own graph with more and more nodes in fp32. `candidates` can be, `kept` are."""
+    """The artifact's own graph with more and more nodes in fp32. `candidates` can be, `kept` are.
+
+    fp16 runs as its fp32 twin: ONNX Runtime drops roundings between fp16 nodes on a CPU, and a value
+    that overflows on the device would hold here.
+    """
 
     def __init__(self, bundle: Bundle, artifact: Artifact, judge: Judge, folder: Path) -> None:
         self._artifact, self._judge, self._path = artifact, judge, folder / "trial.onnx"
         twin_of = artifact.details.get("twin_of", "")
         source = bundle.artifact(twin_of) if twin_of else artifact
-        self._is_twin = bool(twin_of)
         self._model = onnx.load(str(source.path(bundle.folder)))
         self.kept: tuple[str, ...] = tuple(source.details.get("keep_fp32", ()))
-        state = bundle.reference().state_dict()
-        self._weights: dict[str, Array] = {name: tensor.numpy() for name, tensor in state.items()}
+        module = bundle.reference()
+        self._weights: dict[str, Array] = {n: tensor.numpy() for n, tensor in module.state_dict().items()}
+        self._truth = ReferenceSession(module, Precision.FP64)
         self._canonical = onnx.load(str(bundle.artifact(CANONICAL).path(bundle.folder)))
+        self._limits: dict[str, _Limit] = {}
+        self.built = 0
         self.candidates = (
             quantised_nodes(self._model, self._canonical)
             if artifact.precision.is_integer
             else computed_in_16_bits(self._model)
         )
 
-    def failing(self, nodes: Sequence[str], cases: Sequence[Case], *, stop: bool) -> list[str]:
-        """Names of the cases that are outside of the budget with `nodes` in fp32; all where it does
-        not run. With `stop` the first one only."""
-        precision, failing = self._artifact.precision, []
-        try:
-            self._write(nodes)
-            session = OnnxRuntimeSession(self._path, self._artifact.signature, precision=precision)
-        except GraphError:
-            return [case.name for case in cases]
-        with session:
-            for case in sorted(cases, key=lambda case: sum(a.size for a in case.feeds.values())):
-                if not self._holds(session, case):
-                    failing.append(case.name)
-                    if stop:
-                        break
-        return failing
+    def holds(self, nodes: Sequence[str], cases: Sequence[Case]) -> bool:
+        """Whether the answers are within their limits with `nodes` in fp32.
 
-    def _holds(self, session: OnnxRuntimeSession, case: Case) -> bool:
+        The limits are those that the judge sets for all candidates in fp32, and are asked for once.
+        """
         try:
-            result = judged_beyond_range(self._judge, session, self._artifact.name, case)
+            with self._opened(nodes) as session:
+                return all(
+                    self._limit(case, session).holds(self._answer(session, case), case.compared)
+                    for case in cases
+                )
         except (GraphError, FrozenAxisError):
             return False
-        return result.outcome == PASSED
 
-    def _write(self, nodes: Sequence[str]) -> None:
-        if self._artifact.precision.is_integer:
+    def failing(self, nodes: Sequence[str], cases: Sequence[Case]) -> list[str]:
+        """Names of the cases that the judge finds outside of the budget with `nodes` in fp32."""
+        with self._opened(nodes) as session:
+            judged = [judged_beyond_range(self._judge, session, self._artifact.name, case) for case in cases]
+        return [result.name for result in judged if result.outcome == FAILED]
+
+    def _limit(self, case: Case, session: Session) -> _Limit:
+        if case.name not in self._limits:
+            result = judged_beyond_range(self._judge, session, self._artifact.name, case)
+            truth = self._truth.run(case.reference_feeds)["y"]
+            self._limits[case.name] = _Limit(truth, result.allowed, result.max_relative_error)
+        return self._limits[case.name]
+
+    def _answer(self, session: Session, case: Case) -> Array:
+        return session.run(as_inputs(case.feeds, session.signature))["y"]
+
+    def _opened(self, nodes: Sequence[str]) -> Session:
+        self.built += 1
+        artifact = self._artifact
+        signature = artifact.signature
+        if artifact.precision.is_integer:
             save(splice_fp32(self._model, self._canonical, nodes), self._path)
-            return
-        save(self._model, self._path)
-        keep_in_fp32(self._path, nodes, self._weights)
-        if self._is_twin:
+        else:
+            save(self._model, self._path)
+            keep_in_fp32(self._path, nodes, self._weights)
             write_twin(self._path, self._path)
+            signature = replace(
+                signature,
+                inputs=tuple(_fp32(tensor) for tensor in signature.inputs),
+                outputs=tuple(_fp32(tensor) for tensor in signature.outputs),
+            )
+        return OnnxRuntimeSession(self._path, signature, name=artifact.name, precision=artifact.precision)
+
+
+def _fp32(tensor: TensorSpec) -> TensorSpec:
+    return replace(tensor, dtype="float32") if tensor.is_float else tensor

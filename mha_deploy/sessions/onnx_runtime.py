@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mha_deploy.errors import GraphError, MissingError
-from mha_deploy.machine import usable_cpus
+from mha_deploy.machine import cpu_features, usable_cpus
 from mha_deploy.precision import Precision
 from mha_deploy.sessions.base import Session
 from mha_deploy.sessions.placement import DEFAULT_PLACEMENT, Placement
@@ -25,6 +25,7 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # Full fp32 products, as verification holds fp32 to; ONNX Runtime's own default is TF32.
 CUDA_OPTIONS: Mapping[str, str] = {"use_tf32": "0"}
 
+VNNI = {"avx512_vnni", "avx_vnni"}
 # Add and LayerNormalization fused into one: measured 2.7x further from fp64 than the two apart
 # (post-norm, d_model 768, 2 x 512 tokens, ONNX Runtime 1.32 on a CPU), beyond what PyTorch scatters.
 INACCURATE = ["SkipLayerNormFusion"]
@@ -105,6 +106,10 @@ def open_inference_session(
             onnxruntime.preload_dlls()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = placement.threads or usable_cpus()
+    if not VNNI & set(cpu_features()):
+        # There, products of uint8 and int8 saturate at 16 bits and come out wrong; another kernel, which
+        # is the slower one where there is VNNI, does not.
+        options.add_session_config_entry("session.x64quantprecision", "1")
     options.log_severity_level = 4  # failures come back as exceptions; its log would repeat them
     try:
         session = onnxruntime.InferenceSession(

@@ -2,7 +2,8 @@
 
 Truth is the reference in fp64. The yardstick is PyTorch at the artifact's own precision: what it
 scatters there is what that precision costs, and an artifact is held to that, not to a guessed
-tolerance. Integer precisions have no yardstick; they are held to a budget that is declared.
+tolerance. Integer precisions have no yardstick; they are held to a budget that is declared,
+on real inputs.
 
     metrics.py     how far an answer is from the truth, and where
     report.py      what was found, as plain data
@@ -10,9 +11,10 @@ tolerance. Integer precisions have no yardstick; they are held to a budget that 
     run.py         every artifact of a bundle on every case
 """
 
-from mha_deploy.verification.judge import Judge, as_inputs
+from mha_deploy.verification.judge import Judge, as_inputs, decides
 from mha_deploy.verification.report import (
     FAILED,
+    INFORMS,
     OUT_OF_RANGE,
     PASSED,
     RULE,
@@ -23,6 +25,7 @@ from mha_deploy.verification.run import verify
 
 __all__ = [
     "FAILED",
+    "INFORMS",
     "OUT_OF_RANGE",
     "PASSED",
     "RULE",
@@ -30,5 +33,6 @@ __all__ = [
     "Judge",
     "VerifyReport",
     "as_inputs",
+    "decides",
     "verify",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from mha_deploy.signature import Array, Feeds, Signature
 from mha_deploy.verification.metrics import Errors
 from mha_deploy.verification.report import (
     FAILED,
+    INFORMS,
     OUT_OF_RANGE,
     PASSED,
     YARDSTICK_FACTOR,
@@ -39,6 +41,12 @@ class Judge:
         self._max_relative_error = max_relative_error
         self._references: dict[tuple[str, Precision], Session] = {}
 
+    def within(self, max_relative_error: float) -> Judge:
+        """This judge with another budget; what it has converted is shared."""
+        other = copy(self)
+        other._max_relative_error = max_relative_error
+        return other
+
     def __call__(self, session: Session, artifact: str, case: Case) -> CaseResult:
         """Run `case` and compare its `compared` rows with the truth. NaN or inf there fails."""
         with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is judged below, not warned of
@@ -61,7 +69,7 @@ class Judge:
             cosine=min(result.cosine for result, _ in each),
             sqnr_db=min(result.sqnr_db for result, _ in each),
         )
-        return _judged(pooled, truth_is_finite=truth_is_finite)
+        return _judged(pooled, truth_is_finite=truth_is_finite, decides=decides(session.precision, case))
 
     def _judge_one(self, session: Session, artifact: str, case: Case) -> tuple[CaseResult, bool]:
         """Errors of one input, not judged yet, and whether the truth is finite."""
@@ -142,7 +150,17 @@ def as_inputs(feeds: Feeds, signature: Signature) -> dict[str, Array]:
     }
 
 
-def _judged(result: CaseResult, *, truth_is_finite: bool) -> CaseResult:
+def decides(precision: Precision, case: Case) -> bool:
+    """Whether the error on `case` decides; where it does not, only NaN and inf fail.
+
+    Integer precisions are judged on real inputs. Random ones have none of the outliers that break
+    them, so that passing says little; and a scale that was calibrated on real values clips others, so
+    that failing says little either.
+    """
+    return case.real or not precision.is_integer
+
+
+def _judged(result: CaseResult, *, truth_is_finite: bool, decides: bool) -> CaseResult:
     if not truth_is_finite:
         return replace(result, note="the reference itself is not finite here: the inputs hold NaN or inf")
     if not result.precision.is_integer and not np.isfinite(result.yardstick):
@@ -150,6 +168,8 @@ def _judged(result: CaseResult, *, truth_is_finite: bool) -> CaseResult:
         return replace(result, outcome=OUT_OF_RANGE, note=note)
     if not np.isfinite(result.max_abs_error):
         return replace(result, note="NaN or inf in a compared row")
+    if not decides:
+        return replace(result, outcome=INFORMS, note="random inputs")
     held = result.relative_error <= result.max_relative_error
     if not result.precision.is_integer:
         held = result.max_abs_error <= result.allowed

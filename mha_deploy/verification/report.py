@@ -13,7 +13,7 @@ from mha_deploy.precision import Precision
 YARDSTICK_FACTOR = 2.0
 RULE = f"allowed = {YARDSTICK_FACTOR:g} x yardstick + eps/2 x max|truth|"
 
-PASSED, FAILED, OUT_OF_RANGE = "passed", "failed", "out of range"
+PASSED, FAILED, OUT_OF_RANGE, INFORMS = "passed", "failed", "out of range", "informs only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class CaseResult:
 
     An integer precision has no yardstick: there `relative_error` is held to `max_relative_error`, the
     declared budget (0 elsewhere), `allowed` and `yardstick` are NaN, and `needed` is a multiple of
-    the budget.
+    the budget. On random inputs its error "informs only": neither passed nor failed (`judge.decides`).
     """
 
     name: str
@@ -63,7 +63,7 @@ class CaseResult:
             "precision": self.precision.value,
             "sizes": dict(self.sizes),
             "outcome": self.outcome,
-            "passed": None if self.outcome == OUT_OF_RANGE else self.passed,
+            "passed": self.passed if self.outcome in (PASSED, FAILED) else None,
             "max_abs_error": _finite(self.max_abs_error),
             "relative_error": _finite(self.relative_error),
             "relative_yardstick": _finite(self.relative_yardstick),
