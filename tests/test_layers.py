@@ -34,7 +34,7 @@ LAYERS = (
     ("locating",),
     ("engine_job",),
     ("engines",),
-    ("render",),
+    ("render", "render_locate"),
     ("render_engine", "render_quantization", "render_verify"),
     ("cli",),
     ("__main__",),

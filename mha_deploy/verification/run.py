@@ -9,9 +9,14 @@ from mha_deploy.bundle import Bundle
 from mha_deploy.cases import Case, masked_real_cases, standard_cases
 from mha_deploy.errors import FrozenAxisError, GraphError, InputError, MissingError
 from mha_deploy.manifest import Artifact
+from mha_deploy.precision import Precision
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
+from mha_deploy.signature import Sizes
+from mha_deploy.verification.beyond_range import judged_beyond_range
 from mha_deploy.verification.judge import Judge, decides
 from mha_deploy.verification.report import FAILED, CaseResult, VerifyReport
+
+LOAD = "load"  # the case that an artifact fails which does not load
 
 
 def verify(
@@ -19,12 +24,14 @@ def verify(
     artifacts: Sequence[str] = (),
     *,
     cases: Sequence[Case] = (),
+    fail_fast: bool = False,
     placement: Placement = DEFAULT_PLACEMENT,
     progress: Callable[[str], None] = lambda _: None,
 ) -> VerifyReport:
     """Hold artifacts (all, or those named) against the reference on `cases` (the standard ones).
 
-    What this machine cannot run is listed in the report, unless it was named or nothing runs.
+    `fail_fast` stops at the first failure. What this machine cannot run is listed in the report, unless
+    it was named or nothing runs; an artifact that does not load has failed.
 
     Raises:
         BundleError: a file of the bundle is not the one recorded.
@@ -45,12 +52,22 @@ def verify(
                 raise
             not_run[artifact.name] = str(error)
             continue
+        except GraphError as error:
+            providers[artifact.name] = "does not load"
+            results.append(_failed(LOAD, artifact.name, artifact.precision, {}, str(error)))
+            if fail_fast:
+                break
+            continue
         held = judge.within(artifact.details.get("max_relative_error", 0.0))
         with session:
             providers[artifact.name] = session.provider
             for case in (*cases, *(integer_cases if artifact.precision.is_integer else ())):
                 progress(f"{artifact.name}: {case.name}")
-                results.append(_judged_or_failed(held, session, artifact.name, case))
+                results.append(_judged_or_failed(held, session, artifact, case))
+                if fail_fast and results[-1].outcome == FAILED:
+                    break
+        if fail_fast and results[-1].outcome == FAILED:
+            break
     return VerifyReport(bundle.spec.name, tuple(results), providers, not_run)
 
 
@@ -63,22 +80,28 @@ def _refuse_unjudged(artifacts: Sequence[Artifact], cases: Sequence[Case]) -> No
             )
 
 
-def _judged_or_failed(judge: Judge, session: Session, artifact: str, case: Case) -> CaseResult:
+def _judged_or_failed(judge: Judge, session: Session, artifact: Artifact, case: Case) -> CaseResult:
     """A case that the artifact cannot run at all has failed; the others still have their say."""
     try:
-        return judge(session, artifact, case)
+        if artifact.details.get("keep_fp32") and not artifact.precision.is_integer:
+            return judged_beyond_range(judge, session, artifact.name, case)
+        return judge(session, artifact.name, case)
     except (GraphError, FrozenAxisError) as error:
-        nothing = float("nan")
-        return CaseResult(
-            name=case.name,
-            artifact=artifact,
-            precision=session.precision,
-            sizes=case.sizes,
-            outcome=FAILED,
-            max_abs_error=nothing,
-            relative_error=nothing,
-            yardstick=nothing,
-            allowed=nothing,
-            worst=(0, 0, 0),
-            note=str(error),
-        )
+        return _failed(case.name, artifact.name, session.precision, case.sizes, str(error))
+
+
+def _failed(name: str, artifact: str, precision: Precision, sizes: Sizes, why: str) -> CaseResult:
+    nothing = float("nan")
+    return CaseResult(
+        name=name,
+        artifact=artifact,
+        precision=precision,
+        sizes=sizes,
+        outcome=FAILED,
+        max_abs_error=nothing,
+        relative_error=nothing,
+        yardstick=nothing,
+        allowed=nothing,
+        worst=(0, 0, 0),
+        note=why,
+    )
