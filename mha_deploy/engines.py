@@ -69,6 +69,7 @@ def build_engine(
         precision=variant.precision.value,
         weights_sha256=bundle.manifest.weights.sha256,
         command=rebuild_command("BUNDLE", [*_variant_flags(variant), *_flags(options, profiles, name)]),
+        keeps_fp32=bool(variant.keep_fp32),
     )
     engine = run_job(job, options, progress=progress, status=status)
     _record(bundle, engine, variant)

@@ -96,7 +96,10 @@ class _Widened:
             if (node.name in self._keep and self._half & set(node.output)) or moved:
                 self._widen(node)
             elif node.op_type == "Cast" and node.input[0] in self._wide and self._is_float(node):
-                self._instead[node.output[0]] = node.input[0]
+                if node.output[0] in self._outputs:
+                    self._nodes.append(node)  # casts nothing, and gives the output its name
+                else:
+                    self._instead[node.output[0]] = node.input[0]
             else:
                 node.input[:] = [
                     self._narrow(name) if name in self._wide and before in self._half else name
@@ -112,10 +115,9 @@ class _Widened:
             graph.initializer.remove(tensor)
         return self._model
 
-    def _is_float(self, cast: NodeProto) -> bool:
-        """A cast to fp32 of what is fp32 now, and not the graph's output by name."""
-        to = next(attribute.i for attribute in cast.attribute if attribute.name == "to")
-        return to == TensorProto.FLOAT and cast.output[0] not in self._outputs
+    @staticmethod
+    def _is_float(cast: NodeProto) -> bool:
+        return any(each.name == "to" and each.i == TensorProto.FLOAT for each in cast.attribute)
 
     def _widen(self, node: NodeProto) -> None:
         node.input[:] = [self._widened(name) if name in self._half else name for name in node.input]
