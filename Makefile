@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 # More options for pip, such as an index with PyTorch's CPU builds.
 PIP_OPTIONS ?=
-EXTRAS ?= cpu,rtx,dev
+EXTRAS ?= cpu,rtx,pictures,dev
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready

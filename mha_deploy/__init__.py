@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from mha_deploy.engines import build_engine_from_file as build_engine_from_file
     from mha_deploy.inference import infer as infer
     from mha_deploy.pipeline import export as export
+    from mha_deploy.runner import BatchRunner as BatchRunner
+    from mha_deploy.runner import RunnerOptions as RunnerOptions
     from mha_deploy.sessions import Placement as Placement
     from mha_deploy.signature import Dim as Dim
     from mha_deploy.spec import AttentionSpec as AttentionSpec
@@ -25,10 +27,12 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AttentionSpec": "spec",
+    "BatchRunner": "runner",
     "Bundle": "bundle",
     "Dim": "signature",
     "MultiHeadAttention": "attention",
     "Placement": "sessions",
+    "RunnerOptions": "runner",
     "Variant": "typed",
     "bench": "benchmark",
     "build_engine": "engines",

@@ -48,12 +48,7 @@ class MultiHeadAttention(nn.Module):
             context = self._spelled_out(q, k, v, block.keep)
         else:
             context = self.fused(q, k, v, block.keep)
-        y: Tensor = self.output(context.transpose(1, 2).flatten(2))  # B S d_model
-        if self.spec.norm == "pre":
-            y = block.residual + y
-        elif self.spec.norm == "post":
-            y = self.norm(block.residual + y)
-        return y
+        return self._leave(block.residual, context.transpose(1, 2).flatten(2))  # B S d_model
 
     def fused(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
         return functional.scaled_dot_product_attention(
@@ -100,7 +95,7 @@ class MultiHeadAttention(nn.Module):
         B, S, T = query.shape[0], query.shape[1], key.shape[1]
         keep = None
         if mask is not None:
-            keep = mask[:, None, None, :] if self.spec.mask == "padding" else mask[:, None]
+            keep = mask[:, None] if self.spec.mask == "full" else mask[:, None, None, :]
         if self.spec.causal:
             rows = torch.arange(S, device=query.device)[:, None]
             causal = rows >= torch.arange(T, device=query.device)  # S T
@@ -112,6 +107,15 @@ class MultiHeadAttention(nn.Module):
         k = self.key(block.key).unflatten(-1, (self.spec.num_kv_heads, -1))  # B T Hkv D
         v = self.value(block.value).unflatten(-1, (self.spec.num_kv_heads, -1))  # B T Hkv Dv
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def _leave(self, residual: Tensor, context: Tensor) -> Tensor:
+        """`context` [..., H*Dv] through the output projection, residual and norm."""
+        y: Tensor = self.output(context)
+        if self.spec.norm == "pre":
+            y = residual + y
+        elif self.spec.norm == "post":
+            y = self.norm(residual + y)
+        return y
 
     @property
     def _groups(self) -> int:

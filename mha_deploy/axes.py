@@ -39,12 +39,33 @@ def prove_axes(
         FrozenAxisError: naming the axis that the graph does not follow, and the node.
         CheckError: the graph follows its axes, but an answer is wrong.
     """
+
+    def name_frozen_axis() -> None:
+        _name_frozen_axis(path, session, spec, judge)
+
+    return prove_sizes(session, spec, judge, progress, name_frozen_axis)
+
+
+def prove_sizes(
+    session: Session,
+    spec: AttentionSpec,
+    judge: Judge,
+    progress: Callable[[str], None] = lambda _: None,
+    explain: Callable[[], None] = lambda: None,
+) -> list[CaseResult]:
+    """`prove_axes` of a session whose graph has other inputs than `spec`, so that no node is named.
+
+    `explain` may raise a better error than the one that is raised here.
+
+    Raises:
+        CheckError: an answer is wrong.
+    """
     results = []
     for case in lattice_cases(spec):
         progress(f"proving {case.name}")
         failure = _failure(session, judge, case)
         if isinstance(failure, str):
-            _name_frozen_axis(path, session, spec, judge)
+            explain()
             raise CheckError(f"the exported graph is wrong at {case.name}: {failure}")
         results.append(failure)
     return results

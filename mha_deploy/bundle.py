@@ -10,6 +10,7 @@ from mha_deploy.errors import BundleError
 from mha_deploy.manifest import Artifact, Manifest
 from mha_deploy.ragged import Request, unpack
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session, open_session
+from mha_deploy.sessions.packed import PackedSession, PaddedView
 from mha_deploy.signature import Signature
 from mha_deploy.spec import AttentionSpec
 from mha_deploy.staging import interrupts_held
@@ -62,7 +63,9 @@ class Bundle:
         raise BundleError(f"{self.folder} has no artifact {name!r}; it has {known}")
 
     def open_session(self, name: str = "", placement: Placement = DEFAULT_PLACEMENT) -> Session:
-        """A session over the artifact of that name (see `artifact`).
+        """A session over the artifact of that name (see `artifact`), in the artifact's own layout.
+
+        A packed one takes tokens and lengths (see `sessions.packed.PackedSession`).
 
         Raises:
             BundleError: no such artifact, its files are not the ones recorded, or an engine's passport
@@ -72,7 +75,13 @@ class Bundle:
         artifact = self.artifact(name)
         if "passport" in artifact.details:
             self._check_passport(artifact)
-        return open_session(self.folder, artifact, placement)
+        session = open_session(self.folder, artifact, placement)
+        return PackedSession(session, self.spec) if artifact.layout == "packed" else session
+
+    def open_padded_session(self, name: str = "", placement: Placement = DEFAULT_PLACEMENT) -> Session:
+        """`open_session`, under the block's padded signature whatever the artifact's layout is."""
+        session = self.open_session(name, placement)
+        return PaddedView(session) if isinstance(session, PackedSession) else session
 
     def _check_passport(self, artifact: Artifact) -> None:
         """Hold an engine's passport against the file beside the plan, the bundle and this machine."""

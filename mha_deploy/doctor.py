@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import platform
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ def examine() -> list[Finding]:
         Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         Finding("cpu", "ok", f"{machine.cpu_model()}, {machine.usable_cpus()} cores for this process"),
         _cpu_features(),
+        _timing(),
     ]
     findings += [_package(name, brings) for name, brings in _BASE.items()]
     findings += [_onnxruntime(), _providers(), _cuda()]
@@ -51,6 +53,19 @@ def _cpu_features() -> Finding:
     lacking = [feature for feature in machine.CPU_FEATURES if feature not in has]
     detail = ", ".join(has) or "none of those that matter here"
     return Finding("cpu features", "ok", detail + (f" (not: {', '.join(lacking)})" if lacking else ""))
+
+
+def _timing() -> Finding:
+    """What timings will stand on here."""
+    governor, times = machine.governor(), machine.cpu_times()
+    advice = "" if governor == "performance" else " (changes with the load; performance would not)"
+    frequency = (
+        f"{machine.frequency_mhz():.0f} MHz, governor {governor}{advice}" if governor else "not readable"
+    )
+    stolen = (
+        "not readable" if math.isnan(times.total_s) else f"{times.steal_s / times.total_s:.1%} since boot"
+    )
+    return Finding("timing", "ok", f"frequency: {frequency}; stolen by other machines: {stolen}")
 
 
 def _package(name: str, brings: str) -> Finding:

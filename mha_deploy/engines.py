@@ -11,6 +11,7 @@ from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.engine_job import Engine, Job, run_job
 from mha_deploy.errors import CheckError, InputError
 from mha_deploy.manifest import Artifact, FileRecord, update
+from mha_deploy.packed import LAYOUTS
 from mha_deploy.proof import prove_same
 from mha_deploy.tensorrt.backend import load_backend
 from mha_deploy.tensorrt.graph import read_graph
@@ -18,15 +19,16 @@ from mha_deploy.tensorrt.options import BuildOptions
 from mha_deploy.tensorrt.passport import SUFFIX, rebuild_command
 from mha_deploy.tensorrt.profiles import Profile, profiles_for, profiles_for_graph
 from mha_deploy.tensorrt.progress import SILENT, Progress
-from mha_deploy.typed import ISLANDS, TYPED, Variant
+from mha_deploy.typed import IO_FORMS, ISLANDS, TYPED, Variant
 from mha_deploy.variants import PORTABLE, Status, check_numerically, typed_artifact
 
 DEFAULT_OPTIONS = BuildOptions()
 # Names of ONNX forms that a bundle has, or gets when one is asked for.
 RESERVED = {CANONICAL, PORTABLE} | {
-    f"{p}{io}{islands}{twin}"
-    for p in TYPED
-    for io in ("", "-io")
+    f"{Variant(precision, io, layout).name}{islands}{twin}"
+    for precision in TYPED
+    for io in IO_FORMS
+    for layout in LAYOUTS
     for islands in ("", ISLANDS)
     for twin in ("", "-twin")
 }
@@ -53,7 +55,7 @@ def build_engine(
     """
     _check_name(name, bundle)
     backend = load_backend(options.backend)
-    options = replace(options, profiles=profiles_for(bundle.signature, profiles))
+    options = replace(options, profiles=profiles_for(variant.signature(bundle.spec), profiles))
     options.check(backend)
     artifact = typed_artifact(bundle, variant, status)
 
@@ -139,6 +141,7 @@ def _small_sizes(profiles: Sequence[Profile]) -> list[dict[str, int]]:
 
 def _variant_flags(variant: Variant) -> list[str]:
     flags = [f"--{variant.precision.value}", *(["--io", variant.io] if variant.io != "fp32" else [])]
+    flags += ["--layout", variant.layout] if variant.layout != "padded" else []
     return flags + (["--keep-fp32", ",".join(variant.keep_fp32)] if variant.keep_fp32 else [])
 
 
@@ -165,9 +168,10 @@ def _record(bundle: Bundle, engine: Engine, variant: Variant) -> None:
         name=engine.name,
         runtime=engine.passport.backend,
         precision=variant.precision,
-        signature=variant.signature(bundle.signature),
+        signature=variant.signature(bundle.spec),
         files=(FileRecord.of(bundle.folder, plan), FileRecord.of(bundle.folder, passport)),
         details={"passport": engine.passport.to_json()},
+        layout=variant.layout,
     )
     update(bundle.folder, artifact)
 

@@ -6,8 +6,13 @@
     │   ├── WeightsError                       a checkpoint that does not hold the block
     │   ├── BundleError                        a bundle folder or its manifest
     │   ├── GraphError                         an ONNX file that cannot be read or run
-    │   └── FeedError                          tensors that do not meet a signature
+    │   ├── FeedError                          tensors that do not meet a signature
+    │   └── BenchError                         what cannot be measured, or held against a measurement
     ├── SessionError                    2      a session used against its contract
+    ├── RunnerError                     3      a runner that cannot take or finish a request now
+    │   ├── QueueFullError                     no room for another request
+    │   ├── DeadlineError                      a request's time is over, or would be before its answer
+    │   └── RunnerClosedError                  the runner is closing or closed
     ├── CheckError                      1      something ran, was checked, and is wrong
     │   └── FrozenAxisError                    a dynamic axis that is not dynamic
     └── MissingError                    3      this machine lacks a package, a provider or a GPU
@@ -48,8 +53,38 @@ class FeedError(InputError):
     """Named tensors do not meet the signature they were given for."""
 
 
+class BenchError(InputError):
+    """Something cannot be measured as asked, or held against the measurement that was given."""
+
+
 class SessionError(MhaDeployError):
     """A session was used against its contract: after close, or from a second thread."""
+
+
+class RunnerError(MhaDeployError):
+    """A runner cannot take, or cannot finish, a request at this time; the request is not at fault."""
+
+    exit_code = 3
+
+
+class QueueFullError(RunnerError):
+    """A runner's queue has no room; `retry_after_s` is when it predicts to have some."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineError(RunnerError):
+    """A request's deadline has passed (`predicted` False), or its answer would come after it (True)."""
+
+    def __init__(self, message: str, *, predicted: bool) -> None:
+        super().__init__(message)
+        self.predicted = predicted
+
+
+class RunnerClosedError(RunnerError):
+    """The runner takes no requests any more, or was closed before this one was answered."""
 
 
 class CheckError(MhaDeployError):

@@ -1,4 +1,4 @@
-"""Percentiles that can be believed: from raw samples, by nearest rank, and only from enough of them."""
+"""Percentiles and medians that can be believed: from raw samples, and only from enough of them."""
 
 from __future__ import annotations
 
@@ -25,6 +25,43 @@ def nearest_rank(samples: Sequence[float], q: float) -> float:
     ordered = sorted(samples)
     # In floating point 0.07 x 100 is above 7, and its ceiling a rank too high.
     return ordered[max(0, math.ceil(Fraction(repr(q)) * len(ordered)) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A confidence interval, its ends included; NaN where there was too little to give one."""
+
+    low: float
+    high: float
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def to_json(self) -> list[float | None]:
+        return [figure(self.low), figure(self.high)]
+
+
+NO_INTERVAL = Interval(math.nan, math.nan)
+
+
+def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+    """Interval of the median by order statistics, whatever the distribution; 99 % takes 8 values.
+
+    Of n independent values, the k-th smallest lies above the median with the probability that fewer
+    than k of n fair coins show heads. (David & Nagaraja, "Order Statistics", 7.1.)
+    """
+    n = len(values)
+    tail, k = 0, 0
+    while (tail + math.comb(n, k)) / 2**n <= (1 - confidence) / 2:
+        tail += math.comb(n, k)
+        k += 1
+    ordered = sorted(values)
+    return Interval(ordered[k - 1], ordered[n - k]) if k else NO_INTERVAL
+
+
+def figure(value: float) -> float | None:
+    """The value as JSON has it, which has no NaN."""
+    return None if math.isnan(value) else value
 
 
 @dataclass(frozen=True, slots=True)

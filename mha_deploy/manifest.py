@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mha_deploy.errors import BundleError, MhaDeployError
+from mha_deploy.packed import LAYOUTS
 from mha_deploy.precision import Precision
 from mha_deploy.signature import Signature
 from mha_deploy.spec import AttentionSpec
@@ -68,7 +69,8 @@ class Artifact:
     """Something that runs: an ONNX variant or an engine.
 
     `files[0]` is the one to open; others (external data) lie beside it. `details` says how it was
-    made, in the words of the stage that made it.
+    made, in the words of the stage that made it. `layout` says how its graph takes tokens: "padded",
+    or "packed", which runs behind `sessions.packed.PackedSession`.
     """
 
     name: str
@@ -77,10 +79,15 @@ class Artifact:
     signature: Signature
     files: tuple[FileRecord, ...]
     details: Mapping[str, Any] = field(default_factory=dict)
+    layout: str = "padded"
 
     def __post_init__(self) -> None:
         if not self.files:
             raise ValueError(f"artifact {self.name!r} has no files")
+        if self.layout not in LAYOUTS:
+            raise ValueError(
+                f"artifact {self.name!r} has layout {self.layout!r}; expected {', '.join(LAYOUTS)}"
+            )
 
     def path(self, folder: Path) -> Path:
         """The file to open, after every file of this artifact was checked against its record."""
@@ -92,6 +99,7 @@ class Artifact:
             "name": self.name,
             "runtime": self.runtime,
             "precision": self.precision.value,
+            "layout": self.layout,
             "signature": self.signature.to_json(),
             "files": [_file_json(record) for record in self.files],
             "details": dict(self.details),
@@ -106,6 +114,7 @@ class Artifact:
             Signature.from_json(data["signature"]),
             tuple(FileRecord(**record) for record in data["files"]),
             data["details"],
+            data.get("layout", "padded"),  # manifests written before there was another lack it
         )
 
 

@@ -7,10 +7,13 @@ not ours, and this module, the only place that does, converts it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from mha_deploy.errors import FeedError
-from mha_deploy.signature import Array
+from mha_deploy.precision import numpy_dtype
+from mha_deploy.signature import Array, TensorSpec
 from mha_deploy.spec import MASK_CONVENTION, AttentionSpec
 
 FORMS = ("keep", "ignore", "additive")
@@ -48,6 +51,57 @@ def keep_mask(mask: Array, spec: AttentionSpec, shape: tuple[int, int, int], for
     if keep.ndim == 4:
         keep = keep[:, 0, 0] if spec.mask == "padding" else keep[:, 0]
     return np.ascontiguousarray(np.broadcast_to(keep, target))
+
+
+def form_of(dtype: str) -> str:
+    """The form that a graph's mask input of this dtype has as a rule: floating point is added to scores."""
+    return "additive" if "float" in dtype else "keep"
+
+
+def from_keep(keep: Array, tensor: TensorSpec, queries: int, form: str) -> Array:
+    """The inverse of `keep_mask`: `keep` as another graph's mask input `tensor` takes it.
+
+    `keep` is [batch, key] or [batch, query, key], True = keep. An additive mask holds 0 and the dtype's
+    lowest number, as Hugging Face writes it: -inf would make NaN of a row with nothing to look at.
+    An axis of heads or queries that `tensor` fixes gets that size, others 1 and `queries`.
+
+    Raises:
+        FeedError: `tensor` has no shape that such a mask fits, or no dtype that the form has.
+    """
+    if form == "additive" and not tensor.is_float:
+        raise FeedError(f"mask input {tensor}; the form 'additive' is floating point")
+    rank = len(tensor.shape)
+    if rank not in (2, 3, 4) or rank < keep.ndim:
+        raise FeedError(f"mask input {tensor} does not take a mask of shape {list(keep.shape)}")
+    if rank > 2 and keep.ndim == 2:
+        keep = np.broadcast_to(keep[:, None], (len(keep), _fixed(tensor.shape[-2], queries), keep.shape[1]))
+    if rank == 4:
+        keep = np.broadcast_to(keep[:, None], (len(keep), _fixed(tensor.shape[1], 1), *keep.shape[1:]))
+    dtype = numpy_dtype(tensor.dtype)
+    if form == "additive":
+        return np.where(keep, 0, lowest(dtype)).astype(dtype)
+    return (keep if form == "keep" else ~keep).astype(dtype)
+
+
+def narrowed(array: Array, dtype: np.dtype[Any]) -> Array:
+    """`array` in `dtype`; the lowest number of a mask stays the lowest, where a cast would make it -inf."""
+    if array.dtype.kind != "f" or array.dtype == dtype:
+        return array.astype(dtype, copy=False)
+    masked = array == np.finfo(array.dtype).min
+    return np.where(masked, lowest(dtype), np.where(masked, 0, array)).astype(dtype)
+
+
+def lowest(dtype: np.dtype[Any]) -> float:
+    """The lowest finite number of a floating-point dtype, bfloat16 included."""
+    if dtype.name == "bfloat16":
+        import ml_dtypes
+
+        return float(ml_dtypes.finfo(dtype).min)  # type: ignore[no-untyped-call]
+    return float(np.finfo(dtype).min)
+
+
+def _fixed(axis: str | int, otherwise: int) -> int:
+    return axis if isinstance(axis, int) else otherwise
 
 
 def _keep_values(mask: Array, form: str) -> Array:

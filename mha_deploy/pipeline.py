@@ -16,17 +16,19 @@ import safetensors.torch
 
 from mha_deploy import machine
 from mha_deploy.attention import MultiHeadAttention
-from mha_deploy.axes import prove_axes
+from mha_deploy.axes import prove_axes, prove_sizes
 from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.errors import BundleError
 from mha_deploy.graph import INLINE_LIMIT, OPSET, write_graph
-from mha_deploy.manifest import FILE_NAME, Artifact, FileRecord, Manifest, sha256_of
+from mha_deploy.manifest import FILE_NAME, Artifact, FileRecord, Manifest, sha256_of, update
 from mha_deploy.precision import Precision
 from mha_deploy.ragged import unpack
 from mha_deploy.spec import AttentionSpec
 from mha_deploy.spec_file import load_spec
 from mha_deploy.staging import as_umask_says, staged_folder
 from mha_deploy.tensor_files import read_tensors, write_tensors
+from mha_deploy.typed import Variant
+from mha_deploy.variants import typed_artifact
 from mha_deploy.verification import CaseResult, Judge
 from mha_deploy.weights import LoadedWeights, read_weights
 
@@ -40,6 +42,7 @@ def export(
     weights: str | Path = "",
     prefix: str = "",
     inputs: str | Path = "",
+    layout: str = "padded",
     progress: Callable[[str], None] = lambda _: None,
     inline_limit: int = INLINE_LIMIT,
 ) -> Bundle:
@@ -48,14 +51,18 @@ def export(
     `weights` and `prefix` replace the checkpoint that the spec names; `inputs` (packed requests)
     its real inputs. Weights of more than `inline_limit` bytes go beside the graph as external data.
     Before the bundle takes its place, the graph runs over sizes that the export never saw and is
-    held against PyTorch there.
+    held against PyTorch there. The layout "packed" adds an artifact of that name, whose graph takes
+    the real tokens of many requests end to end (see `packed`); it passes the same proof.
 
     Raises:
         InputError: the spec, the checkpoint or the inputs cannot be used, or `out` not be written.
+        SpecError: the block has a full mask, and the packed layout is asked for.
         FrozenAxisError: the graph does not follow one of its dynamic axes.
         CheckError: the graph computes something else than PyTorch.
     """
     block, out = load_spec(spec), Path(out)
+    form = Variant(Precision.FP32, layout=layout)
+    form.signature(block)  # refuse now a block that has no such layout
     if out.is_symlink():
         out = out.resolve()  # the folder it names is replaced, not the link
     if weights:
@@ -89,7 +96,19 @@ def export(
             "axes_not_reached": _not_reached(block, proof),
         }
         replace(manifest, artifacts=(replace(canonical, details=proved),)).write(staging)
+        if layout == "packed":
+            _add_packed(Bundle.load(staging), form, Judge(module), progress, inline_limit)
     return Bundle.load(out)
+
+
+def _add_packed(
+    bundle: Bundle, form: Variant, judge: Judge, progress: Callable[[str], None], inline_limit: int
+) -> None:
+    artifact = typed_artifact(bundle, form, progress, inline_limit)
+    with Bundle.load(bundle.folder).open_padded_session(artifact.name) as session:
+        proof = prove_sizes(session, bundle.spec, judge, progress)
+    details = {**artifact.details, "axes_proved_at": [result.name for result in proof]}
+    update(bundle.folder, replace(artifact, details=details))
 
 
 def _not_reached(block: AttentionSpec, proof: list[CaseResult]) -> list[str]:

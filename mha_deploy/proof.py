@@ -5,7 +5,7 @@ runs in ONNX Runtime, and in `onnx.reference` where ONNX Runtime does not take i
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,24 @@ from mha_deploy.signature import Array, Sizes, TensorSpec
 RUNS = 8
 MOST_DRAWS = 6
 LOWEST = {"float16": -65504.0, "bfloat16": -3.39e38, "float32": -3.4e38, "float64": -1.79e308}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One output of one draw against the original's.
+
+    `scatter` is what the original itself is off by when its inputs move by one eps, `allowed` = 2 x
+    that + 2 eps of the largest output. `wrong` says how the two differ beyond it, "" where they do
+    not; `compared` counts the elements that could be.
+    """
+
+    output: str
+    size: Sizes
+    error: float
+    scatter: float
+    allowed: float
+    compared: int
+    wrong: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +68,7 @@ def prove_same(original: Path, lowered: Path, inputs: Sequence[TensorSpec], size
     for oracle in ORACLES:
         try:
             before = oracle(original)
-            cases = [case for size in sizes for case in _cases(before, draws, size)]
+            cases = [case for size in sizes for case in cases_at(before, draws, size)]
         except GraphError as error:
             refused.append(str(error))
             continue
@@ -72,11 +90,14 @@ def _hold(before: Runner, cases: Sequence[Case], lowered: Path) -> Proof:
     worst = 0.0
     compared: Counter[str] = Counter({name: 0 for case in cases for name in case.expected})
     for case, answer in zip(cases, answers, strict=True):
-        moved = [before.run(moved_by_one_eps(case.feeds, seed)) for seed in range(RUNS)]
-        for name, right in case.expected.items():
-            ours = _same_kind(name, answer, right)
-            difference, count = _compare(name, case.size, ours, right, [each[name] for each in moved])
-            worst, compared[name] = max(worst, difference), compared[name] + count
+        for found in compare(before, case, answer):
+            if found.wrong:
+                raise CheckError(
+                    f"the lowered graph differs from the original at {dict(found.size)} in {found.output!r}: "
+                    f"{found.wrong}; this is a fault of the lowering, please report it"
+                )
+            worst = max(worst, found.error)
+            compared[found.output] += found.compared
     where = before.where if after.where == before.where else f"{before.where}, itself {after.where}"
     never = [name for name, count in compared.items() if not count]
     if never or not compared:
@@ -84,52 +105,44 @@ def _hold(before: Runner, cases: Sequence[Case], lowered: Path) -> Proof:
     return Proof(True, f"equal to the original {where}, largest difference {worst:.2g}")
 
 
-def _same_kind(name: str, answers: Mapping[str, Array], right: Array) -> Array:
-    if name not in answers:
-        raise CheckError(f"the lowered graph has no output {name!r}, the original has; please report it")
-    answer = answers[name]
-    if (answer.shape, answer.dtype) != (right.shape, right.dtype):
-        raise CheckError(
-            f"lowered output {name!r} is {answer.dtype.name} of shape {answer.shape}, the original's "
-            f"{right.dtype.name} of shape {right.shape}; this is a fault of the lowering, please report it"
-        )
-    return answer
+def compare(before: Runner, case: Case, answer: Mapping[str, Array]) -> Iterator[Comparison]:
+    """Hold `answer` against what `before` answered to `case`, output by output."""
+    moved = [before.run(moved_by_one_eps(case.feeds, seed)) for seed in range(RUNS)]
+    for name, right in case.expected.items():
+        if name not in answer:
+            yield Comparison(name, case.size, np.nan, np.nan, np.nan, 0, "there is no such output")
+        elif (answer[name].shape, answer[name].dtype) != (right.shape, right.dtype):
+            kinds = [f"{a.dtype.name} of shape {list(a.shape)}" for a in (answer[name], right)]
+            yield Comparison(
+                name, case.size, np.nan, np.nan, np.nan, 0, f"{kinds[0]}, the original's {kinds[1]}"
+            )
+        else:
+            yield _compare(name, case.size, answer[name], right, [each[name] for each in moved])
 
 
-def _compare(
-    name: str, size: Sizes, answer: Array, right: Array, moved: Sequence[Array]
-) -> tuple[float, int]:
-    """The largest difference, and how many elements were compared."""
+def _compare(name: str, size: Sizes, answer: Array, right: Array, moved: Sequence[Array]) -> Comparison:
     if right.dtype.name not in FLOAT_EPS:
         stable = np.all([each == right for each in moved], axis=0)
-        wrong = int((stable & (answer != right)).sum())
-        if wrong:
-            raise _differs(name, size, f"{wrong} of {right.size} elements are not equal")
-        return 0.0, int(stable.sum())
+        count = int((stable & (answer != right)).sum())
+        wrong = f"{count} of {right.size} elements are not equal" if count else ""
+        return Comparison(name, size, float(count), 0.0, 0.0, int(stable.sum()), wrong)
     exact, ours = right.astype(np.float64), answer.astype(np.float64)
-    if np.isnan(ours).any():
-        raise _differs(name, size, "NaN in the lowered graph")
     # ONNX Runtime writes a score that is masked as the lowest number; -inf means the same.
     finite = np.isfinite(exact) & (exact > LOWEST[right.dtype.name] / 2)
-    error = float(np.abs(ours[finite] - exact[finite]).max(initial=0.0))
     scatter = 0.0
     for each in moved:
         away = np.abs(each.astype(np.float64)[finite] - exact[finite])
         scatter = max(scatter, float(away[np.isfinite(away)].max(initial=0.0)))
     allowed = 2 * scatter + 2 * FLOAT_EPS[right.dtype.name] * float(np.abs(exact[finite]).max(initial=0.0))
-    if error > allowed:
-        raise _differs(name, size, f"{error:.3g}, allowed {allowed:.3g}")
-    return error, int(finite.sum())
+    compared = int(finite.sum())
+    if (np.isnan(ours) & ~np.isnan(exact)).any():
+        return Comparison(name, size, np.inf, scatter, allowed, compared, "NaN where the original has none")
+    error = float(np.abs(ours[finite] - exact[finite]).max(initial=0.0))
+    wrong = f"{error:.3g}, allowed {allowed:.3g}" if error > allowed else ""
+    return Comparison(name, size, error, scatter, allowed, compared, wrong)
 
 
-def _differs(name: str, size: Sizes, how: str) -> CheckError:
-    return CheckError(
-        f"the lowered graph differs from the original at {dict(size)} in {name!r}: {how}; "
-        "this is a fault of the lowering, please report it"
-    )
-
-
-def _cases(runner: Runner, inputs: Inputs, size: Sizes) -> list[Case]:
+def cases_at(runner: Runner, inputs: Inputs, size: Sizes) -> list[Case]:
     """Draws at one size. Integers start at each axis' size in turn and shrink until the graph takes them."""
     ranges = inputs.ranges(size)
     cases = []

@@ -38,7 +38,8 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Random values for `tensors`. `masks` names the floats that mask, True where that is only a guess."""
+    """Random values for `tensors`. `masks` names the floats and integers that mask, True where that is only
+    a guess."""
 
     tensors: Sequence[TensorSpec]
     masks: Mapping[str, bool]
@@ -54,13 +55,13 @@ class Inputs:
         """From 1 to each size that an axis has, the largest first: one of them is the keys'."""
         if not self.has_integers:
             return []
-        axes = {axis for tensor in self.tensors for axis in _shape(tensor, size)}
+        axes = {axis for tensor in self.tensors for axis in shape_at(tensor, size)}
         return [Range(1, axis) for axis in sorted(axes, reverse=True) if axis > 1]
 
     def draw(self, size: Sizes, number: int, integers: Range) -> dict[str, Array]:
         """Draw 1 has finite masks, every other one masks of 0 and -inf."""
         random = np.random.default_rng(number)
-        return {t.name: self._values(t, _shape(t, size), random, number, integers) for t in self.tensors}
+        return {t.name: self._values(t, shape_at(t, size), random, number, integers) for t in self.tensors}
 
     def _values(
         self,
@@ -73,6 +74,8 @@ class Inputs:
         dtype = numpy_dtype(tensor.dtype)
         if tensor.dtype == "bool":
             return _kept(shape, random, number)
+        if not tensor.is_float and tensor.name in self.masks and number != 1:
+            return _kept(shape, random, number).astype(dtype)
         if not tensor.is_float:  # no two neighbours alike
             pool = random.permutation(np.arange(integers.low, integers.high + 1))
             return np.resize(pool, shape).astype(dtype)
@@ -104,7 +107,8 @@ def moved_by_one_eps(feeds: Mapping[str, Array], seed: int) -> dict[str, Array]:
     return moved
 
 
-def _shape(tensor: TensorSpec, sizes: Sizes) -> tuple[int, ...]:
+def shape_at(tensor: TensorSpec, sizes: Sizes) -> tuple[int, ...]:
+    """The concrete shape of `tensor`, sums of symbols worked out."""
     return tuple(_length(axis, sizes) if isinstance(axis, str) else axis for axis in tensor.shape)
 
 
@@ -125,6 +129,15 @@ def _length(axis: str, sizes: Sizes) -> int:
     return length
 
 
+def symbols(axis: str) -> list[str]:
+    """The names that an axis is made of: `past + seq` has two."""
+    try:
+        tree = ast.parse(axis, mode="eval")
+    except SyntaxError:
+        return [axis]
+    return [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)] or [axis]
+
+
 def _evaluate(tree: ast.expr, sizes: Sizes) -> int:
     match tree:
         case ast.Name(id=name):
@@ -138,7 +151,7 @@ def _evaluate(tree: ast.expr, sizes: Sizes) -> int:
 
 
 def masks_among(path: Path, inputs: Sequence[TensorSpec]) -> dict[str, bool]:
-    """Float inputs that reach an Attention's mask and not its operands, or that are called so."""
+    """Floats that reach an Attention's mask and not its operands, and floats and integers called so."""
     import onnx
 
     graph = onnx.load(path, load_external_data=False).graph
@@ -150,7 +163,10 @@ def masks_among(path: Path, inputs: Sequence[TensorSpec]) -> dict[str, bool]:
         for name, guess in _sources(list(node.input[3:4]), made_by).items():
             masks[name] = guess or masks.get(name, False)
     floats = [tensor.name for tensor in inputs if tensor.is_float and tensor.name not in operands]
-    return {n: masks.get(n, True) for n in floats if n in masks or "mask" in n.lower()}
+    found = {n: masks.get(n, True) for n in floats if n in masks or "mask" in n.lower()}
+    # Integers that reach a mask may be lengths: only the name tells.
+    integers = [t.name for t in inputs if t.dtype.startswith(("int", "uint")) and "mask" in t.name.lower()]
+    return found | dict.fromkeys(integers, True)
 
 
 def _sources(names: list[str], made_by: Mapping[str, Any]) -> dict[str, bool]:

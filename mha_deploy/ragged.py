@@ -7,22 +7,33 @@ attention, `q_lengths` and `kv_lengths` for cross attention.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from mha_deploy.errors import FeedError
-from mha_deploy.signature import Array, Feeds, Sizes, TensorSpec
-from mha_deploy.spec import AttentionSpec
+from mha_deploy.signature import Array, Feeds, Signature, Sizes, TensorSpec
+from mha_deploy.spec import MASK_CONVENTION, AttentionSpec
+
+EVERYTHING_VISIBLE: Array = np.zeros(0, bool)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sequence (or pair of them), without a batch axis: arrays [length, width] by input name."""
+    """One sequence (or pair of them), without a batch axis: arrays [length, width] by input name.
+
+    `mask` is the request's own, boolean, True = keep: [kv_len] for a block with a padding mask,
+    [q_len, kv_len] for one with a full mask; empty where everything is visible.
+    """
 
     tensors: Mapping[str, Array]
     q_len: int
     kv_len: int
+    mask: Array = field(default_factory=lambda: EVERYTHING_VISIBLE)
+
+    def tokens(self, spec: AttentionSpec) -> int:
+        """Query positions, plus key positions in cross attention."""
+        return self.q_len if spec.kind == "self" else self.q_len + self.kv_len
 
 
 def length_names(spec: AttentionSpec) -> tuple[str, ...]:
@@ -65,6 +76,14 @@ def unpack(spec: AttentionSpec, tensors: Feeds) -> list[Request]:
     return [Request({name: pieces[name][i] for name in pieces}, q[i], kv[i]) for i in range(len(q))]
 
 
+def join(spec: AttentionSpec, requests: Sequence[Request]) -> dict[str, Array]:
+    """Packed arrays of these requests and their lengths: the inverse of `unpack`."""
+    names = [tensor.name for tensor in spec.signature.inputs if tensor.is_float]
+    feeds = {name: np.concatenate([request.tensors[name] for request in requests]) for name in names}
+    lengths = np.array([(request.q_len, request.kv_len) for request in requests], np.int64)
+    return feeds | {name: lengths[:, i] for i, name in enumerate(length_names(spec))}
+
+
 def pad(spec: AttentionSpec, requests: Sequence[Request], sizes: Sizes) -> dict[str, Array]:
     """Inputs of the graph for these requests, right-padded with zeros to `sizes`, and their mask.
 
@@ -79,11 +98,68 @@ def pad(spec: AttentionSpec, requests: Sequence[Request], sizes: Sizes) -> dict[
     for row, request in enumerate(requests):
         for name, array in request.tensors.items():
             feeds[name][row, : len(array)] = array
+        keep = request.mask if request.mask.size else True
         if spec.mask == "padding":
-            feeds["mask"][row, : request.kv_len] = True
+            feeds["mask"][row, : request.kv_len] = keep
         elif spec.mask == "full":
-            feeds["attn_mask"][row, : request.q_len, : request.kv_len] = True
+            feeds["attn_mask"][row, : request.q_len, : request.kv_len] = keep
     return feeds
+
+
+def check_request(
+    spec: AttentionSpec, signature: Signature, request: Request, called: str = "a request"
+) -> None:
+    """Hold one request against the session's signature, before it meets others.
+
+    A request shorter than the graph takes is padded where a mask can say so; a longer one is refused,
+    never cut. `called` is what errors call it.
+
+    Raises:
+        FeedError: naming the tensor or the axis, what it has and what was expected.
+    """
+    data = [tensor for tensor in signature.inputs if tensor.is_float]
+    if request.tensors.keys() != {tensor.name for tensor in data}:
+        raise FeedError(
+            f"{called} holds {', '.join(sorted(request.tensors)) or 'nothing'}; "
+            f"expected {', '.join(tensor.name for tensor in data)}"
+        )
+    for axis, length in ((spec.query_axis, request.q_len), (spec.key_axis, request.kv_len)):
+        dim = signature.dim(axis)
+        if not (dim.min if spec.mask == "none" else 1) <= length <= dim.max:
+            raise FeedError(f"{called} has {axis} = {length}; this block takes {axis} {dim.min}..{dim.max}")
+    if spec.kind == "self" and request.q_len != request.kv_len:
+        raise FeedError(
+            f"{called} has q_len = {request.q_len} and kv_len = {request.kv_len}; "
+            "in self attention they are one length"
+        )
+    for tensor in data:
+        array = request.tensors[tensor.name]
+        length = request.q_len if tensor.shape[1] == spec.query_axis else request.kv_len
+        if not isinstance(array, np.ndarray) or array.shape != (length, tensor.shape[-1]):
+            shape = list(array.shape) if isinstance(array, np.ndarray) else type(array).__name__
+            raise FeedError(
+                f"{called}'s {tensor.name!r} has shape {shape}; "
+                f"expected [{length}, {tensor.shape[-1]}], its length by the width"
+            )
+        if array.dtype.name != tensor.dtype or not array.dtype.isnative:
+            order = "" if array.dtype.isnative else " in the other byte order"
+            raise FeedError(
+                f"{called}'s {tensor.name!r} has dtype {array.dtype.name}{order}; expected {tensor.dtype}"
+            )
+    _check_mask(spec, request, called)
+
+
+def _check_mask(spec: AttentionSpec, request: Request, called: str) -> None:
+    mask, shapes = request.mask, {"padding": (request.kv_len,), "full": (request.q_len, request.kv_len)}
+    if mask.size == 0:
+        return
+    if spec.mask not in shapes:
+        raise FeedError(f"{called} brings a mask, but this block takes none")
+    if mask.dtype != np.bool_ or mask.shape != shapes[spec.mask]:
+        raise FeedError(
+            f"{called}'s mask has shape {list(mask.shape)} and dtype {mask.dtype.name}; "
+            f"expected {list(shapes[spec.mask])}, {MASK_CONVENTION}"
+        )
 
 
 def _check_rows(spec: AttentionSpec, tensor: TensorSpec, requests: Sequence[Request]) -> None:

@@ -6,54 +6,19 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich import box
+from rich.box import Box
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from mha_deploy.batching import InferReport
-from mha_deploy.benchmark import BenchReport
 from mha_deploy.bundle import Bundle
 from mha_deploy.doctor import Finding
-from mha_deploy.latency import PERCENTILE_RULE, Percentiles, samples_needed
+from mha_deploy.inference import InferReport
+from mha_deploy.latency import Percentiles
+from mha_deploy.manifest import Artifact
 
 _STYLES = {"passed": "green", "ok": "green", "failed": "bold red", "problem": "bold red"}
-
-
-def bench_table(console: Console, report: BenchReport) -> None:
-    table = new_table(
-        f"{report.subject}: {report.artifact} ({report.precision}, {report.provider}, "
-        f"{report.threads} threads)",
-        (
-            axes(report.cells[0].sizes),
-            ">p50 ms",
-            ">p90 ms",
-            ">p99 ms",
-            ">samples",
-            ">tokens/s",
-            ">GFLOP/s",
-            ">of ceiling",
-        ),
-    )
-    for cell in report.cells:
-        table.add_row(
-            sizes(cell.sizes),
-            _ms(cell.latency.p50_ms),
-            _ms(cell.latency.p90_ms),
-            _ms(cell.latency.p99_ms),
-            str(cell.latency.samples),
-            f"{cell.tokens_per_s:,.0f}",
-            f"{cell.gflops:.0f}",
-            f"{cell.ceiling_share:.0%}",
-        )
-    console.print(table)
-    host = report.machine
-    console.print(
-        f"Percentiles by {PERCENTILE_RULE} from raw samples; '-' where there are too few (p99 needs "
-        f"{samples_needed(0.99)}).\nCeiling: {report.ceiling_gflops:.0f} GFLOP/s, {report.ceiling}, "
-        f"in the same rounds.\n{host['cpu']}, {_versions(host)}",
-        style="dim",
-        highlight=False,
-    )
 
 
 def infer_table(console: Console, report: InferReport) -> None:
@@ -65,7 +30,7 @@ def infer_table(console: Console, report: InferReport) -> None:
     share = report.padded_tokens / max(1, report.tokens + report.padded_tokens)
     table.add_row("padded tokens", f"{report.padded_tokens:,} ({share:.1%})")
     table.add_row("time in the session", f"{report.total_ms:.2f} ms")
-    table.add_row("per batch, p50", f"{_ms(latency.p50_ms)} ms")
+    table.add_row("per batch, p50", f"{milliseconds(latency.p50_ms)} ms")
     table.add_row("throughput", f"{report.tokens / report.total_ms * 1e3:,.0f} tokens/s")
     table.add_row("ran on", report.provider)
     console.print(table)
@@ -88,7 +53,7 @@ def inspect_tables(console: Console, bundle: Bundle) -> None:
         facts.add_row("checkpoint", f"sha256 {checkpoint['sha256'][:16]}...")
     facts.add_row("real inputs", spec.inputs_file or "none")
     facts.add_row("made", f"{provenance['created']} by mha-deploy {provenance['mha_deploy']}")
-    facts.add_row("with", _versions(provenance["machine"]))
+    facts.add_row("with", versions_text(provenance["machine"]))
     console.print(facts)
     artifacts = new_table("artifacts", ("name", "runtime", "precision", ">bytes", "file and details"))
     for artifact in bundle.artifacts:
@@ -98,7 +63,7 @@ def inspect_tables(console: Console, bundle: Bundle) -> None:
             artifact.runtime,
             artifact.precision.value,
             f"{record.bytes:,}",
-            f"{record.file} (sha256 {record.sha256[:12]}) {_details(artifact.details)}".rstrip(),
+            f"{record.file} (sha256 {record.sha256[:12]}) {_details(artifact)}".rstrip(),
         )
     console.print(artifacts)
 
@@ -110,9 +75,9 @@ def doctor_table(console: Console, findings: Sequence[Finding]) -> None:
     console.print(table)
 
 
-def new_table(title: str, columns: Sequence[str]) -> Table:
+def new_table(title: str, columns: Sequence[str], *, lines: Box = box.HEAVY_HEAD) -> Table:
     """A table; a column's leading ">" aligns it right."""
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=lines)
     for column in columns:
         side: JustifyMethod = "right" if column.startswith(">") else "left"
         # Folded where the screen is narrow: a number cut short would be another number.
@@ -124,29 +89,23 @@ def state(text: str, outcome: str) -> Text:
     return Text(text, _STYLES.get(outcome, "yellow"))
 
 
-def axes(sizes: Mapping[str, int]) -> str:
-    return " x ".join(sizes)
-
-
-def sizes(sizes: Mapping[str, int]) -> str:
+def size_text(sizes: Mapping[str, int]) -> str:
     return " x ".join(str(size) for size in sizes.values())
 
 
-def scientific(value: float) -> str:
-    return f"{value:.1e}" if math.isfinite(value) else "not finite"
-
-
-def _ms(value: float) -> str:
+def milliseconds(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3f}"
 
 
-def _versions(host: Mapping[str, Any]) -> str:
+def versions_text(host: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {found}" for name, found in host["versions"].items())
 
 
-def _details(details: Mapping[str, Any]) -> str:
+def _details(artifact: Artifact) -> str:
     """The short ones; lists and the passport have places of their own."""
-    shown = {key: value for key, value in details.items() if isinstance(value, str | int)}
+    details = artifact.details
+    shown: dict[str, Any] = {"layout": artifact.layout} if artifact.layout != "padded" else {}
+    shown |= {key: value for key, value in details.items() if isinstance(value, str | int)}
     if "axes_proved_at" in details:
         shown["axes_proved_at"] = f"{len(details['axes_proved_at'])} sizes"
     return ", ".join(f"{key.replace('_', ' ')}: {value}" for key, value in shown.items())

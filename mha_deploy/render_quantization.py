@@ -7,8 +7,8 @@ import math
 from rich.console import Console
 from rich.text import Text
 
-from mha_deploy.quantization import QuantizationReport
-from mha_deploy.render import new_table, scientific, state
+from mha_deploy.quantization import QuantizationReport, Tried
+from mha_deploy.render import new_table, state
 from mha_deploy.verification import FAILED, PASSED
 
 
@@ -35,15 +35,22 @@ def quantization_tables(console: Console, report: QuantizationReport) -> None:
             f"{each.errors.cosine:.4f}",
             f"{each.errors.sqnr_db:.1f}",
             f"{each.random_errors.relative:.2%}",
-            f"{each.batch_drift:.1%}" if each.batch_dependent else scientific(each.batch_drift),
+            f"{each.batch_drift:.1%}" if each.batch_dependent else f"{each.batch_drift:.0e}",
             f"{each.bytes:,}",
-            f"{each.speed:.2f}x" if math.isfinite(each.speed) else "-",
+            _speed(each),
             state(each.verdict + (f": {each.note}" if each.note else ""), PASSED if passed else FAILED),
         )
     console.print(table)
     console.print("\n".join(_footnotes(report)), style="dim", highlight=False)
     word = "KEPT" if report.passed else "NOT KEPT"
     console.print(Text(f"{word}: {report.conclusion}", "green" if report.passed else "bold red"))
+
+
+def _speed(tried: Tried) -> str:
+    interval = tried.time.interval
+    if not math.isfinite(tried.speed):
+        return "-"
+    return f"{tried.speed:.2f}x ({1 / interval.high:.2f}-{1 / interval.low:.2f})"
 
 
 def _footnotes(report: QuantizationReport) -> list[str]:
@@ -58,7 +65,7 @@ def _footnotes(report: QuantizationReport) -> list[str]:
     if report.speed_conditions:
         held = report.speed_conditions
         notes += [
-            f"Speed: time of fp32 ({report.fp32_bytes:,} bytes) over this one's, medians of turns, at",
-            f"{held['sizes']}, {held['provider']}, {held['threads']} threads, {held['machine']['cpu']}.",
+            f"Speed: time of fp32 ({report.fp32_bytes:,} bytes) over this one's, with a 99 % interval,",
+            f"at {held['sizes']}, {held['provider']}, {held['threads']} threads, {held['machine']['cpu']}.",
         ]
     return notes

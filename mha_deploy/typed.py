@@ -18,10 +18,13 @@ from torch.nn import functional
 
 from mha_deploy.attention import MultiHeadAttention
 from mha_deploy.errors import InputError
-from mha_deploy.graph import check_graph, write_graph
+from mha_deploy.graph import INLINE_LIMIT, check_graph, write_graph
 from mha_deploy.islands import keep_in_fp32
+from mha_deploy.packed import LAYOUTS, graph_signature
+from mha_deploy.packed_attention import PackedAttention
 from mha_deploy.precision import Precision
 from mha_deploy.signature import Signature
+from mha_deploy.spec import AttentionSpec
 
 IO_FORMS = ("fp32", "same")
 ISLANDS = "-islands"  # at the end of the name of a form that keeps some nodes in fp32
@@ -30,17 +33,19 @@ TYPED = (Precision.FP32, Precision.FP16, Precision.BF16)
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A precision, by member or name, and the form of inputs and outputs: fp32, or the "same" as it.
+    """A precision, by member or name, the form of inputs and outputs (fp32, or the "same" as it), and
+    the layout of tokens: "padded", or "packed" (see `packed`).
 
     `keep_fp32` names nodes of the typed graph that compute in fp32 all the same, beside the attention
     core, which always does.
 
     Raises:
-        InputError: another precision or form, or nodes to keep in fp32 where all are.
+        InputError: another precision, form or layout, or nodes to keep in fp32 where all are.
     """
 
     precision: Precision
     io: str = "fp32"
+    layout: str = "padded"
     keep_fp32: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -51,6 +56,8 @@ class Variant:
                 f"precision {self.precision} with io {self.io!r}; "
                 "expected fp32, fp16 or bf16 with io fp32 or same"
             )
+        if self.layout not in LAYOUTS:
+            raise InputError(f"layout {self.layout!r}; expected one of {', '.join(LAYOUTS)}")
         if self.keep_fp32 and self.precision is Precision.FP32:
             raise InputError(
                 "every node computes in fp32 already; name nodes to keep in it with fp16 or bf16"
@@ -59,10 +66,18 @@ class Variant:
 
     @property
     def name(self) -> str:
-        form = "" if self.io == "fp32" else "-io"
-        return f"{self.precision.value}{form}{ISLANDS if self.keep_fp32 else ''}"
+        """The artifact's: "fp16", "fp16-io", "packed" (in fp32), "packed-fp16", "fp16-islands"."""
+        parts = ["packed"] if self.layout == "packed" else []
+        parts += [] if parts and self.precision is Precision.FP32 else [self.precision.value]
+        return "-".join(parts) + ("" if self.io == "fp32" else "-io") + (ISLANDS if self.keep_fp32 else "")
 
-    def signature(self, of: Signature) -> Signature:
+    def signature(self, spec: AttentionSpec) -> Signature:
+        """Of this variant's graph of `spec`.
+
+        Raises:
+            SpecError: the block has no packed layout, and that is asked for.
+        """
+        of = graph_signature(spec) if self.layout == "packed" else spec.signature
         return of if self.io == "fp32" else of.at(self.precision)
 
 
@@ -97,15 +112,23 @@ class TypedAttention(MultiHeadAttention):
         return super().forward(*typed).to(self.io_dtype)
 
 
-def write_typed(module: MultiHeadAttention, variant: Variant, path: Path) -> None:
-    """Export `module` in the variant's precision to `path`.
+class TypedPackedAttention(TypedAttention, PackedAttention):
+    """The same over packed tokens: casts of the one around the forward of the other."""
+
+
+def write_typed(
+    module: MultiHeadAttention, variant: Variant, path: Path, inline_limit: int = INLINE_LIMIT
+) -> None:
+    """Export `module` in the variant's precision and layout to `path`.
 
     Raises:
+        SpecError: the block has no packed layout, and that is asked for.
         GraphError, FrozenAxisError: as `graph.write_graph`.
         InputError: the graph has no node of a name to keep in fp32.
     """
-    signature = variant.signature(module.spec.signature)
-    write_graph(TypedAttention(module, variant), signature, path)
+    signature = variant.signature(module.spec)
+    kind = TypedPackedAttention if variant.layout == "packed" else TypedAttention
+    write_graph(kind(module, variant), signature, path, inline_limit)
     if variant.keep_fp32:
         weights = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
         keep_in_fp32(path, variant.keep_fp32, weights)

@@ -7,9 +7,11 @@ import pytest
 from click.testing import CliRunner
 from fake_tensorrt import HostMemory
 
+from mha_deploy.benchmark import BenchReport, bench
 from mha_deploy.bundle import Bundle
 from mha_deploy.cli import main
 from mha_deploy.pipeline import export
+from mha_deploy.sessions import Placement
 from mha_deploy.sessions.tensorrt import TensorRtSession
 from mha_deploy.signature import Dim
 from mha_deploy.spec import AttentionSpec
@@ -35,9 +37,23 @@ def small_bundle(tmp_path_factory) -> Bundle:
 
 
 @pytest.fixture(scope="session")
+def cross_bundle(tmp_path_factory) -> Bundle:
+    """Cross attention whose key and value have widths of their own; read it, never write to it."""
+    spec = small_spec(kind="cross", kdim=20, vdim=24, dims=())
+    return export(spec, tmp_path_factory.mktemp("cross") / "bundle")
+
+
+@pytest.fixture(scope="session")
 def demo_bundle(tmp_path_factory) -> Bundle:
     """The demo's: a real layer with real inputs."""
     return export("minilm-l6-v2", tmp_path_factory.mktemp("demo") / "minilm-l6-v2")
+
+
+@pytest.fixture(scope="session")
+def bench_report(small_bundle) -> BenchReport:
+    """Two sizes of the small bundle on one thread; measuring takes seconds too."""
+    grid = {"batch": [1, 2], "seq": [8]}
+    return bench(small_bundle, grid=grid, seconds=0.05, placement=Placement(threads=1))
 
 
 @pytest.fixture

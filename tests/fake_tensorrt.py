@@ -22,6 +22,7 @@ from mha_deploy.signature import Array, Feeds, Signature
 from mha_deploy.tensorrt.backend import Backend
 
 GUARD = np.arange(64, dtype=np.uint8)
+TAKES_MS = {"upload": 1.0, "compute": 5.0, "download": 2.0, "fill": 30.0}
 STREAMS: weakref.WeakValueDictionary[int, HostMemory] = weakref.WeakValueDictionary()
 _handles = itertools.count(4096)
 
@@ -46,8 +47,10 @@ class HostMemory:
     """Device memory that lies on the host, with a fence behind every buffer."""
 
     device = "a GPU that is none"
+    cache_bytes = 1000
 
     def __init__(self) -> None:
+        self.now_ms = 0.0
         self.stream = next(_handles)
         STREAMS[self.stream] = self
         self.queue: list[Callable[[], None]] = []
@@ -70,12 +73,27 @@ class HostMemory:
 
         return SimpleNamespace(replay=replay)
 
+    def spend(self, what):
+        self.now_ms += TAKES_MS[what]
+
+    def mark(self):
+        mark = HostMark()
+        self.queue.append(lambda: setattr(mark, "at_ms", self.now_ms))
+        return mark
+
     def synchronize(self):
         work, self.queue = self.queue, []
         for step in work:
             step()
         for buffer in self.buffers:
             np.testing.assert_array_equal(buffer.device[buffer.size :], GUARD, "written beyond a buffer")
+
+
+class HostMark:
+    """A point in the queue; like an event, it knows its time only once it was waited for."""
+
+    def ms_until(self, later):
+        return later.at_ms - self.at_ms
 
 
 class HostBuffer:
@@ -86,13 +104,16 @@ class HostBuffer:
         self.address = self.device.ctypes.data
 
     def upload(self, size):
-        self._memory.queue.append(lambda: np.copyto(self.device[:size], self.host[:size]))
+        self._queue("upload", lambda: np.copyto(self.device[:size], self.host[:size]))
 
     def download(self, size):
-        self._memory.queue.append(lambda: np.copyto(self.host[:size], self.device[:size]))
+        self._queue("download", lambda: np.copyto(self.host[:size], self.device[:size]))
 
     def fill(self, byte):
-        self._memory.queue.append(lambda: self.device[: self.size].fill(byte))
+        self._queue("fill", lambda: self.device[: self.size].fill(byte))
+
+    def _queue(self, what, step):
+        self._memory.queue.append(lambda: (self._memory.spend(what), step()))
 
 
 @dataclass
@@ -240,8 +261,8 @@ class FakeContext:
         shapes, addresses = self._all_shapes(), dict(self._addresses)
         if not self._plan.sees("execute_async_v3") or set(addresses) != set(shapes):
             return False
-        itself = weakref.ref(self)
-        STREAMS[stream].queue.append(lambda: _execute(itself(), shapes, addresses))
+        itself, memory = weakref.ref(self), STREAMS[stream]
+        memory.queue.append(lambda: (memory.spend("compute"), _execute(itself(), shapes, addresses)))
         return True
 
     def _all_shapes(self):

@@ -71,7 +71,13 @@ def test_export_again_replaces_the_bundle_and_its_files_do_not_grow(tmp_path):
 def test_verify_prints_a_table_with_allowed_and_needed(cli, small_bundle):
     result = cli("verify", small_bundle.folder)
     assert result.exit_code == 0
-    for word in ("padding-garbage", "allowed", "needed", "yardstick", "PASSED: 10 of 10 cases"):
+    for word in (
+        "padding-garbage",
+        "allowed",
+        "needed",
+        "yardstick",
+        "20 of 20 cases passed, 10 of 10",
+    ):
         assert word in result.stdout
 
 
@@ -82,22 +88,6 @@ def test_infer_reports_requests_batches_and_padding(cli, demo_bundle, tmp_path):
     assert (report["requests"], report["tokens"], report["shape"]) == (12, 591, [591, 384])
     assert len(report["batch_ms"]) == report["batches"] <= 12
     assert np.load(tmp_path / "y.npz")["y"].shape == (591, 384)
-
-
-def test_bench_prints_figures_with_their_conditions(cli, small_bundle, tmp_path):
-    out = tmp_path / "bench.json"
-    options = ("--grid", "batch=1,2", "--grid", "seq=8", "--seconds", "0.05", "-o", out)
-    result = cli("bench", small_bundle.folder, *options)
-    assert result.exit_code == 0
-    for word in ("p50 ms", "p99 ms", "of ceiling", "nearest rank", "CPUExecutionProvider", "onnxruntime"):
-        assert word in result.stdout
-    report = json.loads(out.read_text())
-    assert [cell["sizes"] for cell in report["cells"]] == [{"batch": 1, "seq": 8}, {"batch": 2, "seq": 8}]
-    for cell in report["cells"]:
-        assert len(cell["samples_ms"]) == cell["samples"] >= 12
-        assert (cell["p99_ms"] is None) == (cell["samples"] < 459)
-        assert cell["p50_ms"] in cell["samples_ms"]
-    assert report["ceiling"]["gflops"] > 0
 
 
 def test_inspect_shows_where_the_bundle_came_from(cli, demo_bundle):

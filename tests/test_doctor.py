@@ -98,3 +98,24 @@ def test_a_torch_that_does_not_import_is_a_problem_and_no_traceback(monkeypatch,
         monkeypatch, tmp_path, "torch", f"raise {error}('libcudart.so: cannot open shared object file')"
     )
     assert finding("NVIDIA GPU").state == "problem"
+
+
+@pytest.mark.parametrize(
+    ("governor", "shown"),
+    [
+        ("performance", "frequency: 3000 MHz, governor performance; stolen"),
+        (
+            "powersave",
+            "frequency: 3000 MHz, governor powersave (changes with the load; performance would not)",
+        ),
+        ("", "frequency: not readable; stolen"),
+    ],
+)
+def test_what_timings_stand_on_is_shown_where_it_can_be_read(monkeypatch, governor, shown):
+    monkeypatch.setattr(machine, "governor", lambda: governor)
+    monkeypatch.setattr(machine, "frequency_mhz", lambda: 3000.0)
+    monkeypatch.setattr(machine, "cpu_times", lambda: machine.CpuTimes(10, 2, 100))
+    assert shown in finding("timing").detail
+    assert finding("timing").detail.endswith("stolen by other machines: 2.0% since boot")
+    monkeypatch.setattr(machine, "cpu_times", lambda: machine.CpuTimes(*[float("nan")] * 3))
+    assert finding("timing").detail.endswith("stolen by other machines: not readable")

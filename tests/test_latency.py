@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mha_deploy.latency import Percentiles, nearest_rank, samples_needed
+from mha_deploy.latency import Interval, Percentiles, median_interval, nearest_rank, samples_needed
 
 
 def test_a_bound_on_p99_with_99_percent_confidence_takes_459_samples():
@@ -75,3 +75,29 @@ def test_no_samples_give_no_percentile():
 
 def test_percentiles_of_enough_samples_are_their_nearest_ranks():
     assert Percentiles.of([float(i) for i in range(1, 501)]) == Percentiles(250.0, 450.0, 495.0, 500)
+
+
+@pytest.mark.parametrize(
+    ("n", "rank"), [(8, 1), (11, 1), (12, 2), (20, 4), (40, 12), (100, 37)]
+)  # n and the rank of the lower end: tables of the sign test, two-sided 1 %
+def test_the_medians_interval_ends_at_the_ranks_of_the_sign_test(n, rank):
+    found = median_interval([float(i) for i in range(n, 0, -1)])
+    assert found == Interval(rank, n + 1 - rank)
+
+
+@pytest.mark.parametrize("n", [8, 9, 13, 30])
+def test_the_interval_is_the_narrowest_that_holds_the_median_99_times_in_100(n):
+    low = median_interval([float(i) for i in range(1, n + 1)]).low
+
+    def outside(rank):
+        return 2 * Fraction(sum(math.comb(n, k) for k in range(int(rank))), 2**n)
+
+    assert outside(low) <= Fraction(1, 100) < outside(low + 1)
+
+
+@pytest.mark.parametrize("n", [0, 1, 7])
+def test_seven_values_are_too_few_for_an_interval(n):
+    found = median_interval([1.0] * n)
+    assert math.isnan(found.low)
+    assert 1.0 not in found
+    assert found.to_json() == [None, None]

@@ -56,7 +56,7 @@ def hot_bundle(tmp_path_factory):
 @pytest.fixture(scope="module")
 def hot(hot_bundle):
     report = verify(hot_bundle, ["fp16"], cases=cases_of(hot_bundle))
-    return report, locate(hot_bundle, report, cases_of(hot_bundle))
+    return report, locate(hot_bundle, report, lambda _: cases_of(hot_bundle))
 
 
 def test_a_block_that_overflows_fp16_is_out_of_range_and_the_first_value_to_overflow_is_named(hot):
@@ -112,7 +112,7 @@ def test_with_every_node_in_fp32_a_typed_graph_rounds_inputs_context_and_output_
     module, path = small_bundle.reference(), tmp_path / "model.onnx"
     write_typed(module, Variant(precision, io), path)
     every = computed_in_16_bits(onnx.load(path))
-    write_typed(module, Variant(precision, io, every), path)
+    write_typed(module, Variant(precision, io, keep_fp32=every), path)
     write_twin(path, tmp_path / "twin.onnx")
     case = cases_of(small_bundle)[0]
     rounded = {
@@ -263,7 +263,7 @@ def test_an_export_that_does_not_mean_what_pytorch_means_is_told_apart(small_bun
 
 def test_a_sound_bundle_has_nothing_to_locate(small_bundle):
     report = verify(small_bundle, cases=cases_of(small_bundle))
-    assert locate(small_bundle, report, cases_of(small_bundle)).faults == ()
+    assert locate(small_bundle, report, lambda _: cases_of(small_bundle)).faults == ()
 
 
 def test_keep_fp32_to_is_refused_without_locate(small_bundle, cli, tmp_path):

@@ -1,6 +1,7 @@
 """What a machine says of itself."""
 
 import json
+import math
 import os
 import platform
 from pathlib import Path
@@ -90,3 +91,66 @@ def test_a_description_is_json_and_names_neither_host_nor_user():
     assert set(described) == {"system", "cpu", "cpu_features", "usable_cpus", "python", "versions"}
     assert described["usable_cpus"] >= 1
     assert described["system"] == f"{platform.system()} {platform.machine()}"
+
+
+STAT = """cpu  900 0 0 0 0 0 0 0 0 0
+cpu0 100 10 50 800 20 5 15 30 7 0
+cpu1 200 0 50 700 0 0 0 0 0 0
+cpu2 999 999 999 999 999 999 999 999 0 0
+intr 1 2 3
+"""
+
+
+def test_cpu_times_are_those_of_the_usable_cores_in_seconds(monkeypatch):
+    affinity(monkeypatch, 2)
+    monkeypatch.setattr(os, "sysconf", lambda _: 100)
+    files(monkeypatch, {"/proc/stat": STAT})
+    found = machine.cpu_times()
+    assert (found.busy_s, found.steal_s, found.total_s) == pytest.approx((4.3, 0.3, 19.8))
+
+
+def test_what_the_system_does_not_tell_is_nan_empty_or_none(monkeypatch):
+    affinity(monkeypatch, 2)
+    files(monkeypatch, {})
+    assert math.isnan(machine.cpu_times().busy_s)
+    assert math.isnan(machine.frequency_mhz())
+    assert (machine.governor(), machine.thermal_throttles(), machine.quota_throttles()) == ("", 0, 0)
+    assert machine.last_level_cache_bytes() == 32 * 2**20
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert math.isnan(machine.cpu_times().busy_s)
+
+
+def test_frequency_governor_throttling_and_cache_are_read(monkeypatch):
+    affinity(monkeypatch, 2)
+    cpu = "/sys/devices/system/cpu/cpu"
+    files(
+        monkeypatch,
+        {
+            f"{cpu}0/cpufreq/scaling_cur_freq": "3000000\n",
+            f"{cpu}1/cpufreq/scaling_cur_freq": "2000000\n",
+            f"{cpu}0/cpufreq/scaling_governor": "schedutil\n",
+            f"{cpu}1/cpufreq/scaling_governor": "schedutil\n",
+            f"{cpu}0/thermal_throttle/core_throttle_count": "2\n",
+            f"{cpu}1/thermal_throttle/core_throttle_count": "3\n",
+            f"{cpu}0/cache/index2/size": "1024K\n",
+            f"{cpu}0/cache/index3/size": "65536K\n",
+            "/sys/fs/cgroup/cpu.stat": "usage_usec 5\nnr_periods 9\nnr_throttled 4\n",
+        },
+    )
+    assert (machine.frequency_mhz(), machine.governor()) == (2500, "schedutil")
+    assert (machine.thermal_throttles(), machine.quota_throttles()) == (5, 4)
+    assert machine.last_level_cache_bytes() == 64 * 2**20
+
+
+def test_the_clocks_of_gpus_are_those_that_nvidia_smi_tells(monkeypatch, tmp_path):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '0, 1980 MHz, 2619 MHz, 31, 75.10 W, 0x0000000000000001'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    found = machine.gpu_clocks()
+    assert (found["gpu 0 clocks.sm"], found["gpu 0 power.draw"]) == ("1980 MHz", "75.10 W")
+    assert len(found) == len(machine.GPU_FIELDS)
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    assert machine.gpu_clocks() == {}
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    assert machine.gpu_clocks() == {}

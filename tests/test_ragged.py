@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mha_deploy.errors import FeedError
-from mha_deploy.ragged import Request, is_packed, length_names, pack, pad, unpack
+from mha_deploy.ragged import Request, check_request, is_packed, length_names, pack, pad, unpack
 from mha_deploy.signature import Dim
 from mha_deploy.spec import AttentionSpec
 
@@ -173,3 +173,41 @@ def test_a_request_of_width_one_is_not_spread_over_the_width():
     request = Request({"x": np.ones((2, 1), np.float32)}, 2, 2)
     with pytest.raises(FeedError, match=re.escape("[2, 1]")):
         pad(SELF, [request], {"batch": 1, "seq": 4})
+
+
+def test_a_request_may_bring_its_own_padding_mask():
+    hole = np.array([True, False, True])
+    requests = [Request({"x": numbered(3, WIDTH)}, 3, 3, hole), Request({"x": numbered(2, WIDTH)}, 2, 2)]
+    feeds = pad(SELF, requests, {"batch": 3, "seq": 4})
+    assert feeds["mask"].tolist() == [
+        [True, False, True, False],
+        [True, True, False, False],
+        [False, False, False, False],
+    ]
+
+
+def test_a_request_may_bring_its_own_full_mask():
+    full = AttentionSpec(WIDTH, 2, mask="full")
+    own = np.array([[True, False], [False, False]])
+    requests = [Request({"x": numbered(2, WIDTH)}, 2, 2, own), Request({"x": numbered(1, WIDTH)}, 1, 1)]
+    feeds = pad(full, requests, {"batch": 2, "seq": 3})
+    assert feeds["attn_mask"].astype(int).tolist() == [
+        [[1, 0, 0], [0, 0, 0], [0, 0, 0]],
+        [[1, 0, 0], [0, 0, 0], [0, 0, 0]],
+    ]
+
+
+def test_tokens_of_a_request_are_its_queries_and_in_cross_attention_its_keys_too():
+    assert Request({}, 3, 3).tokens(SELF) == 3
+    assert Request({}, 3, 5).tokens(CROSS) == 8
+
+
+@pytest.mark.parametrize(("length", "mask", "passes"), [(1, "padding", True), (1, "none", False)])
+def test_a_request_shorter_than_the_graph_takes_passes_only_where_a_mask_can_say_so(length, mask, passes):
+    spec = AttentionSpec(WIDTH, 2, mask=mask, dims=(Dim("batch", 1, 1, 2), Dim("seq", 5, 8, 24)))
+    one = Request({"x": numbered(length, WIDTH)}, length, length)
+    if passes:
+        check_request(spec, spec.signature, one)
+    else:
+        with pytest.raises(FeedError, match=r"request 3 has seq = 1; this block takes seq 5\.\.24"):
+            check_request(spec, spec.signature, one, "request 3")

@@ -54,16 +54,26 @@ def test_every_standard_case_passes_for_a_sound_engine(small_bundle):
     assert report.passed
     assert [case.outcome for case in report.cases] == [PASSED] * len(report.cases)
     assert {c.name for c in report.cases} == {
-        "min",
-        "opt",
-        "max",
-        "odd",
         "ragged-padding",
-        "ragged-long",
+        "padding-right",
+        "padding-left",
+        "padding-holes",
         "fully-masked-row",
         "padding-garbage",
-        "large-values",
+        "min",
+        "two",
+        "odd",
         "sharp-softmax",
+        "near-ties",
+        "outlier-channels",
+        "large-values",
+        "near-overflow",
+        "batch-max",
+        "seq-max",
+        "flat-softmax",
+        "ragged-long",
+        "opt",
+        "max",
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,19 +13,25 @@ from mha_deploy.signature import Array
 from mha_deploy.spec import AttentionSpec
 
 GARBAGE = (np.nan, np.inf, -np.inf, 1e30)
+RIGHT, LEFT, HOLES = "right", "left", "holes"
 
 
 def mask_name(spec: AttentionSpec) -> str:
     return "mask" if spec.mask == "padding" else "attn_mask"
 
 
-def ragged(spec: AttentionSpec, case: Case, seed: int = 0) -> Case:
-    """Rows padded on the right, on the left and with holes, beside one that is full."""
+def ragged(
+    spec: AttentionSpec, case: Case, seed: int = 0, sides: Sequence[str] = (RIGHT, LEFT, HOLES, "")
+) -> Case:
+    """Rows padded on these sides in turn, "" being a full row; each keeps a length of its own."""
     length, rows = case.sizes[spec.key_axis], case.sizes[spec.dims[0].name]
     position = np.arange(length)
-    shorter = max(1, length // 3)
-    styles = (position < shorter, position >= length - shorter, position % 2 == 0, position < length)
-    return masked(spec, case, np.stack([styles[row % len(styles)] for row in range(rows)]), seed)
+    keep = []
+    for row in range(rows):
+        kept = max(1, length // 3 + row // len(sides))
+        styles = {RIGHT: position < kept, LEFT: position >= length - kept, HOLES: position % 2 == 0}
+        keep.append(styles.get(sides[row % len(sides)], position < length))
+    return masked(spec, case, np.stack(keep), seed)
 
 
 def masked(spec: AttentionSpec, case: Case, keep: Array, seed: int = 0) -> Case:

@@ -32,10 +32,10 @@ class Sizing:
         wanted = {self.batch: 4, self.q: 33, self.kv: 33 if self.q == self.kv else 41}
         return {name: self.within(name, size) for name, size in wanted.items()}
 
-    def long(self) -> dict[str, int]:
-        """Two rows at the greatest lengths, where kernels that work in tiles have many."""
+    def long(self, rows: int) -> dict[str, int]:
+        """Few rows at the greatest lengths, where kernels that work in tiles have many."""
         most = {self.q: self.spec.signature.dim(self.q).max, self.kv: self.spec.signature.dim(self.kv).max}
-        return self.fitted({self.batch: self.within(self.batch, 2), **most})
+        return self.fitted({self.batch: self.within(self.batch, rows), **most})
 
     def fits(self, sizes: Sizes) -> bool:
         batch, q, kv = (sizes[name] for name in (self.batch, self.q, self.kv))

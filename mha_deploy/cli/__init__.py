@@ -5,8 +5,9 @@ Exit codes: 0 done; 1 a check failed; 2 bad input or usage; 3 this machine lacks
 
     making.py    export, build-engine
     optimizing.py optimize
-    verifying.py verify
-    running.py   infer, bench
+    verifying.py verify; its options in verify_options.py
+    running.py   infer
+    benching.py  bench
     looking.py   inspect, doctor
     shared.py    options and output that they have in common
 """
@@ -20,10 +21,11 @@ from typing import Any
 
 import click
 
+from mha_deploy.cli.benching import bench
 from mha_deploy.cli.looking import doctor, inspect
 from mha_deploy.cli.making import build_engine, export
 from mha_deploy.cli.optimizing import optimize
-from mha_deploy.cli.running import bench, infer
+from mha_deploy.cli.running import infer
 from mha_deploy.cli.verifying import verify
 from mha_deploy.errors import MhaDeployError, MissingError
 

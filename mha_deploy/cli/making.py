@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mha_deploy.cli.keeping import keep_fp32_names, keep_fp32_option
-from mha_deploy.cli.shared import FOLDER, console, json_option, print_json, status_line
+from mha_deploy.cli.shared import FOLDER, console, json_option, layout_option, print_json, status_line
 from mha_deploy.errors import InputError
 from mha_deploy.staging import interrupts_held
 
@@ -27,9 +27,17 @@ if TYPE_CHECKING:
 @click.option("--weights", type=FOLDER, help="Checkpoint to use instead of the spec's.")
 @click.option("--prefix", default="", help="Prefix of this layer's tensors in --weights.")
 @click.option("--inputs", type=FOLDER, help="Packed real inputs for `verify` to use.")
+@layout_option("packed adds a graph that projects real tokens only.")
 @json_option
 def export(
-    *, spec: str, out: Path, weights: Path | None, prefix: str, inputs: Path | None, as_json: bool
+    *,
+    spec: str,
+    out: Path,
+    weights: Path | None,
+    prefix: str,
+    inputs: Path | None,
+    layout: str,
+    as_json: bool,
 ) -> None:
     """Export SPEC (a preset's name or a TOML file) to ONNX and prove its dynamic axes."""
     with interrupts_held():
@@ -38,7 +46,15 @@ def export(
     if prefix and weights is None:
         raise InputError("--prefix picks a layer out of --weights; give both")
     with status_line() as progress:
-        bundle = run(spec, out, weights=weights or "", prefix=prefix, inputs=inputs or "", progress=progress)
+        bundle = run(
+            spec,
+            out,
+            weights=weights or "",
+            prefix=prefix,
+            inputs=inputs or "",
+            layout=layout,
+            progress=progress,
+        )
     if as_json:
         print_json({"bundle": str(bundle.folder), **bundle.manifest.to_json()})
         return
@@ -48,6 +64,8 @@ def export(
     click.echo(f"axes: {', '.join(map(str, bundle.spec.dims))}; proved at {proved} sizes against PyTorch")
     for short in bundle.artifact().details["axes_not_reached"]:
         click.echo(f"not proved to its maximum, which is too large for this machine: {short}")
+    for artifact in bundle.artifacts[1:]:
+        click.echo(f"artifact: {artifact.name}, checked: {artifact.details['checked']}")
     click.echo(f"bundle: {bundle.folder}")
 
 
@@ -64,6 +82,7 @@ def export(
     help="Inputs and outputs in fp32, or in the engine's own precision.",
 )
 @keep_fp32_option
+@layout_option("Padded batches, or real tokens with indices.")
 @click.option("-o", "--out", type=FOLDER, help="Folder for the engine of an ONNX file.")
 @click.option("--name", default="", help="Name of the engine.  [default: precision and backend]")
 @click.option("--profile", "profiles", multiple=True, metavar="AXIS=MIN:OPT:MAX,...", help="Repeatable.")
@@ -114,10 +133,13 @@ def _build(given: dict[str, Any], status: Any, progress: Progress) -> Engine:
             raise InputError(f"{source} is a bundle, which keeps its engines itself; leave -o out")
         if not precision:
             raise InputError("name the engine's precision: --fp16, --bf16 or --fp32")
-        variant = Variant(Precision(precision), given["io"], tuple(keep_fp32_names(given["keep_fp32"])))
+        kept = tuple(keep_fp32_names(given["keep_fp32"]))
+        variant = Variant(Precision(precision), given["io"], given["layout"], kept)
         return of_bundle(Bundle.load(source), variant, options, given["profiles"], **watch)
     if given["io"] != "fp32" or given["keep_fp32"]:
         raise InputError("--io and --keep-fp32 are for bundles; an ONNX file is built as it is written")
+    if given["layout"] != "padded":
+        raise InputError("--layout is for bundles; an ONNX file keeps the layout that it has")
     if not out:
         raise InputError(f"{source} is no bundle; for an ONNX file give the engine's folder with -o")
     return of_file(source, out, options, given["profiles"], precision=precision or "", **watch)

@@ -47,7 +47,7 @@ def optimize(
             "fp16, bf16 or int8"
         )
     if portable:
-        if max_relative_error or inputs or scheme or keep_fp32:
+        if max_relative_error is not None or inputs or scheme or keep_fp32:
             raise InputError("--max-relative-error, --inputs, --scheme and --keep-fp32 are for --precision")
         _portable(bundle, as_json=as_json)
         return

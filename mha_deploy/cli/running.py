@@ -1,8 +1,7 @@
-"""infer, bench: commands that run what a bundle holds."""
+"""infer: run what a bundle holds."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from mha_deploy.cli.shared import (
     placement,
     placement_options,
     print_json,
-    status_line,
 )
-from mha_deploy.errors import InputError
 from mha_deploy.staging import interrupts_held
 
 
@@ -26,7 +23,6 @@ from mha_deploy.staging import interrupts_held
 @click.argument("bundle", type=FOLDER)
 @click.argument("inputs", type=FOLDER)
 @click.option("-o", "--out", required=True, type=FOLDER, help="File of answers (.npz or .safetensors).")
-@click.option("--token-budget", type=click.IntRange(min=1), default=512, show_default=True)
 @click.option(
     "--mask-form",
     type=click.Choice(["keep", "ignore", "additive"]),
@@ -42,7 +38,6 @@ def infer(
     bundle: Path,
     inputs: Path,
     out: Path,
-    token_budget: int,
     mask_form: str,
     artifact: str,
     as_json: bool,
@@ -59,7 +54,6 @@ def infer(
         Bundle.load(bundle),
         read_tensors(inputs),
         artifact,
-        token_budget=token_budget,
         mask_form=mask_form,
         placement=placement(**where),
     )
@@ -71,58 +65,3 @@ def infer(
 
     infer_table(console(), answers.report)
     click.echo(f"answers: {out} (y {list(answers.y.shape)})")
-
-
-@click.command()
-@click.argument("bundle", type=FOLDER)
-@click.option("--grid", "grids", multiple=True, metavar="DIM=N,N", help="Sizes of a dim, as batch=1,8.")
-@click.option("--seconds", type=click.FloatRange(min=0.01), default=2.0, show_default=True, help="Per size.")
-@click.option("-o", "--out", type=FOLDER, help="Also write the JSON report, raw samples included.")
-@artifact_option
-@placement_options
-@json_option
-def bench(
-    *,
-    bundle: Path,
-    grids: tuple[str, ...],
-    seconds: float,
-    out: Path | None,
-    artifact: str,
-    as_json: bool,
-    **where: Any,
-) -> None:
-    """Report latency over a grid of sizes, beside a MatMul ceiling of the same run."""
-    with interrupts_held():
-        from mha_deploy.benchmark import bench as run
-        from mha_deploy.bundle import Bundle
-        from mha_deploy.staging import staged_file
-
-    grid = dict(_grid(text) for text in grids)
-    if len(grid) < len(grids):
-        raise InputError("--grid names one dim twice; give all its sizes in one, as batch=1,8")
-    with status_line() as progress:
-        report = run(
-            Bundle.load(bundle),
-            artifact,
-            grid=grid,
-            seconds=seconds,
-            placement=placement(**where),
-            progress=progress,
-        )
-    if out:
-        with staged_file(out) as staging:
-            staging.write_text(json.dumps(report.to_json()) + "\n", encoding="utf-8")
-    if as_json:
-        print_json(report.to_json())
-        return
-    from mha_deploy.render import bench_table
-
-    bench_table(console(), report)
-
-
-def _grid(text: str) -> tuple[str, list[int]]:
-    name, _, sizes = text.partition("=")
-    try:
-        return name, [int(size) for size in sizes.split(",")]
-    except ValueError as error:
-        raise InputError(f"--grid {text!r}; expected a dim and its sizes, as batch=1,8") from error

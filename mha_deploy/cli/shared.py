@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ FOLDER = click.Path(path_type=Path)
 
 
 class Share(click.ParamType[float]):
-    """A share of 1, written as 2.5% or 0.025."""
+    """A share: 2.5% and 0.025 are the same."""
 
     name = "share"
 
@@ -29,16 +28,20 @@ class Share(click.ParamType[float]):
         try:
             share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
         except ValueError:
-            share = math.nan
-        if not 0 < share < 1:
-            self.fail(f"{text!r}; expected a share between 0 and 1, as 2.5% or 0.025", param, ctx)
+            share = -1.0
+        if not 0 <= share < 1:
+            self.fail(f"{text!r}; expected a share below 1, as 2.5% or 0.025", param, ctx)
         return share
 
 
 SHARE = Share()
-
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on stdout.")
 artifact_option = click.option("--artifact", default="", help="Artifact to run.  [default: the best one]")
+
+
+def layout_option(text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    layouts = click.Choice(["padded", "packed"])
+    return click.option("--layout", type=layouts, default="padded", show_default=True, help=text)
 
 
 def placement_options(command: Callable[..., None]) -> Callable[..., None]:

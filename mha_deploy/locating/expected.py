@@ -85,7 +85,8 @@ def _written(
     typed = bundle.artifact(twin_of) if twin_of else artifact
     if "io" in typed.details:
         keep = tuple(typed.details.get("keep_fp32", ()))
-        write_typed(module, Variant(typed.precision, typed.details["io"], keep), path)
+        variant = Variant(typed.precision, typed.details["io"], typed.layout, keep)
+        write_typed(module, variant, path)
         source = onnx.load(str(path))
         if twin_of:
             write_twin(path, folder / "twin.onnx")

@@ -23,14 +23,13 @@ from mha_deploy.manifest import Artifact
 from mha_deploy.precision import Precision
 from mha_deploy.sessions import Session
 from mha_deploy.sessions.onnx_runtime import OnnxRuntimeSession
-from mha_deploy.sessions.reference import ReferenceSession
+from mha_deploy.sessions.packed import PackedSession, PaddedView
 from mha_deploy.signature import Array, TensorSpec
 from mha_deploy.staging import staged_file
 from mha_deploy.twin import write_twin
 from mha_deploy.variants import save
-from mha_deploy.verification import FAILED, OUT_OF_RANGE, PASSED, CaseResult, Judge, as_inputs
+from mha_deploy.verification import FAILED, INFORMS, OUT_OF_RANGE, PASSED, CaseResult, Judge
 from mha_deploy.verification.beyond_range import judged_beyond_range
-from mha_deploy.verification.metrics import Errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,21 +132,6 @@ def _elements(case: Case) -> int:
     return sum(array.size for array in case.feeds.values())
 
 
-@dataclass(frozen=True, slots=True)
-class _Limit:
-    """What one case's answer may be off by: absolutely or, for an integer precision, relatively."""
-
-    truth: Array
-    allowed: float
-    relative: float
-
-    def holds(self, answer: Array, rows: Array) -> bool:
-        errors = Errors.of(answer.astype(np.float64), self.truth, rows)
-        if not np.isfinite(errors.max_abs):
-            return False
-        return errors.relative <= self.relative if self.relative else errors.max_abs <= self.allowed
-
-
 class _Trial:
     """The artifact's own graph with more and more nodes in fp32. `candidates` can be, `kept` are.
 
@@ -157,15 +141,14 @@ class _Trial:
 
     def __init__(self, bundle: Bundle, artifact: Artifact, judge: Judge, folder: Path) -> None:
         self._artifact, self._judge, self._path = artifact, judge, folder / "trial.onnx"
+        self._spec = bundle.spec
         twin_of = artifact.details.get("twin_of", "")
         source = bundle.artifact(twin_of) if twin_of else artifact
         self._model = onnx.load(str(source.path(bundle.folder)))
         self.kept: tuple[str, ...] = tuple(source.details.get("keep_fp32", ()))
         module = bundle.reference()
         self._weights: dict[str, Array] = {n: tensor.numpy() for n, tensor in module.state_dict().items()}
-        self._truth = ReferenceSession(module, Precision.FP64)
         self._canonical = onnx.load(str(bundle.artifact(CANONICAL).path(bundle.folder)))
-        self._limits: dict[str, _Limit] = {}
         self.built = 0
         self.candidates = (
             quantised_nodes(self._model, self._canonical)
@@ -174,34 +157,20 @@ class _Trial:
         )
 
     def holds(self, nodes: Sequence[str], cases: Sequence[Case]) -> bool:
-        """Whether the answers are within their limits with `nodes` in fp32.
-
-        The limits are those that the judge sets for all candidates in fp32, and are asked for once.
-        """
+        """Whether the answers to `cases` are within their budgets with `nodes` in fp32."""
         try:
             with self._opened(nodes) as session:
-                return all(
-                    self._limit(case, session).holds(self._answer(session, case), case.compared)
-                    for case in cases
-                )
+                return all(self._judged(session, case).outcome in (PASSED, INFORMS) for case in cases)
         except (GraphError, FrozenAxisError):
             return False
 
     def failing(self, nodes: Sequence[str], cases: Sequence[Case]) -> list[str]:
-        """Names of the cases that the judge finds outside of the budget with `nodes` in fp32."""
+        """Names of the cases that are outside of their budgets with `nodes` in fp32."""
         with self._opened(nodes) as session:
-            judged = [judged_beyond_range(self._judge, session, self._artifact.name, case) for case in cases]
-        return [result.name for result in judged if result.outcome == FAILED]
+            return [case.name for case in cases if self._judged(session, case).outcome == FAILED]
 
-    def _limit(self, case: Case, session: Session) -> _Limit:
-        if case.name not in self._limits:
-            result = judged_beyond_range(self._judge, session, self._artifact.name, case)
-            truth = self._truth.run(case.reference_feeds)["y"]
-            self._limits[case.name] = _Limit(truth, result.allowed, result.max_relative_error)
-        return self._limits[case.name]
-
-    def _answer(self, session: Session, case: Case) -> Array:
-        return session.run(as_inputs(case.feeds, session.signature))["y"]
+    def _judged(self, session: Session, case: Case) -> CaseResult:
+        return judged_beyond_range(self._judge, session, self._artifact.name, case)
 
     def _opened(self, nodes: Sequence[str]) -> Session:
         self.built += 1
@@ -218,7 +187,9 @@ class _Trial:
                 inputs=tuple(_fp32(tensor) for tensor in signature.inputs),
                 outputs=tuple(_fp32(tensor) for tensor in signature.outputs),
             )
-        return OnnxRuntimeSession(self._path, signature, name=artifact.name, precision=artifact.precision)
+        precision, spec = artifact.precision, self._spec
+        session = OnnxRuntimeSession(self._path, signature, name=artifact.name, precision=precision)
+        return PaddedView(PackedSession(session, spec)) if artifact.layout == "packed" else session
 
 
 def _fp32(tensor: TensorSpec) -> TensorSpec:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from mha_deploy.benchmark import Estimate
+from mha_deploy.latency import NO_INTERVAL
 from mha_deploy.quantization.candidate import Candidate
 from mha_deploy.verification.metrics import Errors
 
@@ -15,6 +17,7 @@ from mha_deploy.verification.metrics import Errors
 # a scale that a mate has changed moves all of them.
 DRIFT_LIMIT = 1e-3
 
+UNMEASURED = Estimate(np.nan, NO_INTERVAL)
 KEPT, TOO_FAR_OFF, UNSOUND = "kept", "too far off", "unsound"
 
 
@@ -23,9 +26,9 @@ class Tried:
     """One candidate. `errors` are on the held-out real requests, `random_errors` on random inputs.
 
     `batch_drift` is how far a request's answer moved, over its norm, when one ten times as loud joined
-    its batch. `alphas` by activation; `kept_fp32` names the products that stay in fp32. `speed` is the
-    time of the fp32 artifact over this one's, NaN where it was not measured. `note` says what else was
-    wrong.
+    its batch. `alphas` by activation; `kept_fp32` names the products that stay in fp32. `time` is its
+    time over that of the fp32 artifact, with a 99 % interval, NaN where it was not measured. `note` says
+    what else was wrong.
     """
 
     candidate: Candidate
@@ -37,8 +40,13 @@ class Tried:
     kept_fp32: tuple[str, ...]
     alphas: Mapping[str, float]
     verdict: str
-    speed: float = np.nan
+    time: Estimate = UNMEASURED
     note: str = ""
+
+    @property
+    def speed(self) -> float:
+        """Time of fp32 over this one's; above 1 it is faster."""
+        return 1 / self.time.ratio
 
     @property
     def batch_dependent(self) -> bool:
@@ -57,6 +65,7 @@ class Tried:
             "batch_drift": _finite(self.batch_drift),
             "bytes": self.bytes,
             "speed_against_fp32": _finite(self.speed),
+            "time_over_fp32": self.time.to_json() if np.isfinite(self.speed) else None,
             "verdict": self.verdict,
             "note": self.note,
         }
@@ -134,7 +143,11 @@ def _up(share: float) -> str:
 
 
 def _speed(tried: Tried) -> str:
-    return f", {tried.speed:.2f} x the speed of fp32" if np.isfinite(tried.speed) else ""
+    """With the interval of the ratio of times turned over."""
+    if not np.isfinite(tried.speed):
+        return ""
+    interval = tried.time.interval
+    return f", {tried.speed:.2f} ({1 / interval.high:.2f} to {1 / interval.low:.2f}) x the speed of fp32"
 
 
 def _errors_json(errors: Errors) -> dict[str, Any]:

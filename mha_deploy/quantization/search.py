@@ -11,17 +11,16 @@ from typing import Any
 import onnx
 
 from mha_deploy import machine
-from mha_deploy.benchmark import alternate, random_feeds
+from mha_deploy.benchmark import Estimate, Schedule, compare, measure, random_feeds, session_turn
 from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.cases import describe
 from mha_deploy.errors import InputError
-from mha_deploy.latency import nearest_rank
 from mha_deploy.precision import Precision
 from mha_deploy.quantization.calibration import Ranges, observe
 from mha_deploy.quantization.candidate import Candidate, candidates
 from mha_deploy.quantization.evidence import Sample, gather
 from mha_deploy.quantization.plan import Source
-from mha_deploy.quantization.report import KEPT, QuantizationReport, Tried
+from mha_deploy.quantization.report import KEPT, UNMEASURED, QuantizationReport, Tried
 from mha_deploy.quantization.trial import Trials
 from mha_deploy.ragged import Request
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement
@@ -108,7 +107,7 @@ def search(
         calibration_requests=(len(requests) + 1) // 2,
         held_out_requests=len(requests) // 2,
         inputs="",
-        tried=tuple(replace(each, speed=speed) for each, speed in zip(tried, speeds, strict=True)),
+        tried=tuple(replace(each, time=time) for each, time in zip(tried, speeds, strict=True)),
         not_tried=tuple(ordered[len(tried) :]),
         fp32_bytes=sum(record.bytes for record in bundle.artifact(CANONICAL).files),
         speed_conditions=conditions,
@@ -132,34 +131,32 @@ def _distinct(ordered: Sequence[Candidate], source: Source, wanted: Wanted) -> l
 
 def _speeds(
     bundle: Bundle, paths: Sequence[Path], wanted: Wanted, progress: Callable[[str], None]
-) -> tuple[list[float], dict[str, Any]]:
-    """Median time of fp32 over that of each graph, taken in turns, and what the figures stand on."""
+) -> tuple[list[Estimate], dict[str, Any]]:
+    """Time of each graph over that of fp32, in rounds in which all take turns, and what that stands on."""
     if not wanted.speed_seconds:
-        return [float("nan")] * len(paths), {}
+        return [UNMEASURED] * len(paths), {}
     sizes = {dim.name: dim.opt for dim in bundle.spec.dims}
     feeds = random_feeds(bundle.signature, sizes)
+    schedule = Schedule(seconds=wanted.speed_seconds)
     with contextlib.ExitStack() as stack:
         fp32 = stack.enter_context(bundle.open_session(CANONICAL, wanted.placement))
-        sessions = [
-            stack.enter_context(
-                OnnxRuntimeSession(
-                    path,
-                    bundle.signature,
-                    name=path.parent.name,
-                    precision=Precision.INT8,
-                    placement=wanted.placement,
-                )
+        turns = [session_turn(CANONICAL, fp32, [feeds])]
+        for path in paths:
+            session = OnnxRuntimeSession(
+                path,
+                bundle.signature,
+                name=path.parent.name,
+                precision=Precision.INT8,
+                placement=wanted.placement,
             )
-            for path in paths
-        ]
-        turns = [(session, feeds) for session in (fp32, *sessions)]
-        base, *others = alternate(turns, wanted.speed_seconds, lambda text: progress(f"speed: {text}"))
+            turns.append(session_turn(path.parent.name, stack.enter_context(session), [feeds]))
+        base, *others = measure(turns, schedule, progress=lambda text: progress(f"speed: {text}")).values()
         conditions = {
             "sizes": describe(sizes),
             "provider": fp32.provider,
             "threads": wanted.placement.threads or machine.usable_cpus(),
-            "fp32_p50_ms": nearest_rank(base, 0.5),
-            "samples": [len(samples) for samples in (base, *others)],
+            "protocol": schedule.to_json(),
+            "fp32": base.to_json(),
             "machine": machine.describe(),
         }
-    return [nearest_rank(base, 0.5) / nearest_rank(samples, 0.5) for samples in others], conditions
+    return [compare(base, samples).estimate for samples in others], conditions

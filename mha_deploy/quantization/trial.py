@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mha_deploy.bundle import Bundle
-from mha_deploy.cases import Case, masked_real_cases, standard_cases
+from mha_deploy.cases import QUICK, Case, masked_real_cases, real_cases, standard_cases
 from mha_deploy.errors import FrozenAxisError, GraphError
 from mha_deploy.graph import check_graph
 from mha_deploy.precision import Precision
@@ -90,10 +90,10 @@ class Trials:
         return "; ".join(f"{r.name}: {r.note or f'{r.relative_error:.2%} off'}" for r in failed)
 
     def _cases(self) -> list[Case]:
-        """Those of `verify`, but for the largest, which are left to it."""
+        """Enough of `verify`'s to tell that the graph is the block, and those that decide."""
         spec, requests = self.bundle.spec, self.evidence.requests
-        cases = [*standard_cases(spec, requests), *masked_real_cases(spec, requests)]
-        return [case for case in cases if not case.name.startswith("max")]
+        real = real_cases(spec, requests)
+        return [*standard_cases(spec, requests, names=QUICK), *masked_real_cases(spec, real[0]), *real[1:]]
 
     def _best_alphas(self, candidate: Candidate) -> dict[str, float]:
         """Alphas by activation with the least error on the requests to tune on, every product in int8.

@@ -7,7 +7,9 @@ onnx_runtime.py       ONNX Runtime
 onnx_runtime_cuda.py  ONNX Runtime's CUDA provider, tensors kept on the device
 tensorrt.py           TensorRT plans
 engine.py             a plan, opened: profiles and execution contexts
+packed.py             packed graphs behind tokens and lengths
 memory.py             device memory and a stream, over torch
+stages.py             copies and computing of a run on a device, timed apart
 fake.py               a Python function, for tests
 """
 

@@ -47,6 +47,13 @@ class Graph(Protocol):
         """Queue all of it once more."""
 
 
+class Mark(Protocol):
+    """A point in the stream's work."""
+
+    def ms_until(self, later: Mark) -> float:
+        """The device's time from here to there, in ms; both must have been waited for."""
+
+
 class Memory(Protocol):
     """One device and one stream of its own."""
 
@@ -61,8 +68,15 @@ class Memory(Protocol):
     def allocate(self, size: int) -> Buffer:
         """A buffer of `size` bytes, 1 or more."""
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the device's last-level cache."""
+
     def capture(self, enqueue: Callable[[], None]) -> Graph:
         """What `enqueue` queues, kept instead of run."""
+
+    def mark(self) -> Mark:
+        """Queue noting the time."""
 
     def synchronize(self) -> None:
         """Wait for all that was queued; errors of the device surface here as RuntimeError."""
@@ -99,6 +113,10 @@ class TorchCudaMemory:
     def stream(self) -> int:
         return int(self._stream.cuda_stream)
 
+    @property
+    def cache_bytes(self) -> int:
+        return int(self._torch.cuda.get_device_properties(self._stream.device).L2_cache_size)
+
     def allocate(self, size: int) -> Buffer:
         return _TorchBuffer(self._torch, self._stream, size)
 
@@ -110,8 +128,20 @@ class TorchCudaMemory:
             enqueue()
         return _TorchGraph(self._torch, self._stream, graph)
 
+    def mark(self) -> Mark:
+        return _TorchMark(self._torch.cuda.Event(enable_timing=True), self._stream)
+
     def synchronize(self) -> None:
         self._stream.synchronize()
+
+
+class _TorchMark:
+    def __init__(self, event: Any, stream: Any) -> None:
+        self.event = event
+        event.record(stream)
+
+    def ms_until(self, later: Any) -> float:
+        return float(self.event.elapsed_time(later.event))
 
 
 class _TorchBuffer:

@@ -25,7 +25,9 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # Full fp32 products, as verification holds fp32 to; ONNX Runtime's own default is TF32.
 CUDA_OPTIONS: Mapping[str, str] = {"use_tf32": "0"}
 
+# Processors with these multiply 8-bit integers into 32 bits.
 VNNI = {"avx512_vnni", "avx_vnni"}
+
 # Add and LayerNormalization fused into one: measured 2.7x further from fp64 than the two apart
 # (post-norm, d_model 768, 2 x 512 tokens, ONNX Runtime 1.32 on a CPU), beyond what PyTorch scatters.
 INACCURATE = ["SkipLayerNormFusion"]
@@ -38,7 +40,8 @@ class OnnxRuntimeSession(Session):
     """Runs an ONNX file where `placement` says.
 
     Strict: where ONNX Runtime would quietly fall back to another provider this raises, unless the
-    placement allows it; `provider` shows what runs.
+    placement allows it; `provider` shows what runs. With `profile_into` ONNX Runtime profiles its nodes,
+    and closing writes the trace into that folder.
 
     Raises:
         MissingError: onnxruntime is not installed, or the provider does not run here.
@@ -53,8 +56,10 @@ class OnnxRuntimeSession(Session):
         name: str = "onnx",
         precision: Precision = Precision.FP32,
         placement: Placement = DEFAULT_PLACEMENT,
+        profile_into: str = "",
     ) -> None:
-        self._session: Any = open_inference_session(path, placement)
+        self._session: Any = open_inference_session(path, placement, profile_into=profile_into)
+        self._profiles = bool(profile_into)
         self._outputs = [tensor.name for tensor in signature.outputs]
         super().__init__(name, signature, precision, self._session.get_providers()[0])
 
@@ -66,6 +71,8 @@ class OnnxRuntimeSession(Session):
         return dict(zip(self._outputs, values, strict=True))
 
     def _release(self) -> None:
+        if self._profiles:
+            self._session.end_profiling()
         self._session = None
 
 
@@ -84,7 +91,11 @@ def import_onnxruntime() -> Any:
 
 
 def open_inference_session(
-    path: Path, placement: Placement, cuda_options: Mapping[str, str] = CUDA_OPTIONS
+    path: Path,
+    placement: Placement,
+    cuda_options: Mapping[str, str] = CUDA_OPTIONS,
+    *,
+    profile_into: str = "",
 ) -> Any:
     """ONNX Runtime's own session, on the provider that `placement` asks for.
 
@@ -110,6 +121,9 @@ def open_inference_session(
         # There, products of uint8 and int8 saturate at 16 bits and come out wrong; another kernel, which
         # is the slower one where there is VNNI, does not.
         options.add_session_config_entry("session.x64quantprecision", "1")
+    if profile_into:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(profile_into) / "trace")
     options.log_severity_level = 4  # failures come back as exceptions; its log would repeat them
     try:
         session = onnxruntime.InferenceSession(
@@ -119,7 +133,8 @@ def open_inference_session(
         if not _OF_THE_DEVICE.search(str(error)):
             raise GraphError(f"ONNX Runtime cannot load {path}: {one_line(error)}") from error
         if placement.fallback:
-            return open_inference_session(path, Placement(placement.fallback, placement.threads))
+            elsewhere = Placement(placement.fallback, placement.threads)
+            return open_inference_session(path, elsewhere, profile_into=profile_into)
         raise MissingError(_not_here(provider, one_line(error))) from error
     running = session.get_providers()[0]
     if running != provider and not placement.fallback:

@@ -9,7 +9,7 @@ import torch
 from mha_deploy.attention import MultiHeadAttention
 from mha_deploy.precision import Precision
 from mha_deploy.sessions.base import Session
-from mha_deploy.signature import Array, Feeds
+from mha_deploy.signature import Array, Feeds, Sizes
 
 # Attention scores held at once; larger batches go through in parts, which changes no answer.
 SCORES_AT_ONCE = 2**26
@@ -44,3 +44,23 @@ class ReferenceSession(Session):
         # A copy: torch warns about read-only arrays, and callers may hand in views of files.
         tensor = torch.from_numpy(array.copy())
         return tensor if tensor.dtype == torch.bool else tensor.to(self._dtype)
+
+
+class ContextSession(ReferenceSession):
+    """As ReferenceSession, but `y` is the context before the output projection [B, S, heads x value_dim]."""
+
+    def _execute(self, feeds: Feeds) -> dict[str, Array]:
+        seen: list[torch.Tensor] = []
+
+        def see(_module: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+            seen.append(given[0].to(torch.float64))
+
+        hook = self._module.output.register_forward_pre_hook(see)
+        try:
+            super()._execute(feeds)
+        finally:
+            hook.remove()
+        return {"y": torch.cat(seen).numpy()}
+
+    def _check_outputs(self, outputs: dict[str, Array], sizes: Sizes) -> None:
+        """The signature is that of the block's answer."""

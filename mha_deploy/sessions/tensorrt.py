@@ -15,8 +15,9 @@ from mha_deploy.precision import Precision, numpy_dtype
 from mha_deploy.sessions.base import Session
 from mha_deploy.sessions.context import Context
 from mha_deploy.sessions.engine import Engine, EngineError, EngineProfile, Shape, Shapes, said
-from mha_deploy.sessions.memory import POISON, Buffer, Memory, TorchCudaMemory
+from mha_deploy.sessions.memory import POISON, Buffer, Mark, Memory, TorchCudaMemory
 from mha_deploy.sessions.onnx_runtime import one_line
+from mha_deploy.sessions.stages import COMPUTE, DOWNLOAD, END, UPLOAD, Hook, Stages, unwatched
 from mha_deploy.signature import Array, Feeds, Signature, TensorSpec
 from mha_deploy.tensorrt.backend import Backend, load_backend
 from mha_deploy.tensorrt.log import recording
@@ -63,6 +64,7 @@ class TensorRtSession(Session):
         self._poison, self._cuda_graphs = poison, cuda_graphs
         self._captures = cuda_graphs and not self._engine.captures_itself
         self._buffers = self._allocated()
+        self._at: Hook = unwatched
         self._contexts: OrderedDict[Key, Context] = OrderedDict()
 
     def _allocated(self) -> dict[str, Buffer]:
@@ -104,14 +106,42 @@ class TensorRtSession(Session):
         if self._poison:
             for buffer in self._buffers.values():
                 buffer.fill(POISON)
+        self._at(UPLOAD)
         for name in shapes:
             array, buffer = feeds[name], self._buffers[name]
             np.copyto(buffer.host[: array.nbytes].view(array.dtype).reshape(array.shape), array)
             buffer.upload(array.nbytes)
+        self._at(COMPUTE)
         context.run()
+        self._at(DOWNLOAD)
         for name, size in sizes.items():
             self._buffers[name].download(size)
+        self._at(END)
         return outputs
+
+    def run_in_stages(self, feeds: Feeds, *, cold: bool) -> Stages:
+        """What one run takes by events on the device's stream.
+
+        With `cold` twice the bytes of its cache are written before it computes, on the same stream: that
+        also gives the host time to queue the launches, so that they are not what is timed.
+        """
+        marks: list[Mark] = []
+        flush = self._memory.allocate(2 * self._memory.cache_bytes) if cold else None
+
+        def at(stage: str) -> None:
+            marks.append(self._memory.mark())
+            if stage == COMPUTE:
+                if flush:
+                    flush.fill(0)
+                marks.append(self._memory.mark())
+
+        self._at = at
+        try:
+            self.run(feeds)
+        finally:
+            self._at = unwatched
+        start, uploaded, ready, computed, end = marks
+        return Stages(start.ms_until(uploaded), ready.ms_until(computed), computed.ms_until(end))
 
     def _context(self, profile: EngineProfile, shapes: Shapes) -> Context:
         """The context for a request: one for all of them, or one a shape where graphs are captured."""

@@ -54,8 +54,7 @@ def read_graph(path: Path) -> Graph:
         GraphError: one of these fails; the message says which, and what to do.
         ProfileError: a dynamic axis of an input has no name.
     """
-    _check_file(path)
-    model = _load(path)
+    model = parse_model(path)
     _check_versions(path, model)
     try:
         onnx.checker.check_model(str(path), full_check=True)
@@ -66,6 +65,16 @@ def read_graph(path: Path) -> Graph:
         if len(tensor.raw_data) > _LARGE:
             tensor.ClearField("raw_data")
     return Graph(path, model, _inputs(model), weights)
+
+
+def parse_model(path: Path) -> onnx.ModelProto:
+    """The file as far as it parses, weights in files beside it left out.
+
+    Raises:
+        GraphError: there is no such file, it is empty, cut short or no ONNX graph.
+    """
+    _check_file(path)
+    return _load(path)
 
 
 def _check_file(path: Path) -> None:

@@ -25,6 +25,8 @@ _NAMES = ("INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE")
 _NOISE = "checkMacros.cpp::catchCudaError"
 # Said when other code of this process gave the library its logger first; ours is heard all the same.
 _OTHER_LOGGER = "The logger passed into"
+# Said of each int64 input; sessions bind every input in the dtype of its signature.
+_INT64_INPUT = "has Int64 binding"
 
 
 class Line(NamedTuple):
@@ -53,7 +55,13 @@ class Log:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return tuple(t for level, t in self.lines if level == WARNING and _OTHER_LOGGER not in t)
+        """Warnings less those that no user can act on."""
+        known = (_OTHER_LOGGER, _INT64_INPUT)
+        return tuple(
+            text
+            for level, text in self.lines
+            if level == WARNING and not any(phrase in text for phrase in known)
+        )
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.lines))

@@ -26,13 +26,15 @@ def judged_beyond_range(judge: Judge, session: Session, artifact: str, case: Cas
         return result
     ratio = session.precision.eps / Precision.FP32.eps
     fine = judge(_AsFp32(session), artifact, case)
-    yardstick, allowed = fine.yardstick * ratio, fine.allowed * ratio
+    allowed, feature = fine.allowed * ratio, fine.by_feature
+    feature = replace(feature, yardstick=feature.yardstick * ratio, allowed=feature.allowed * ratio)
     return replace(
         result,
-        outcome=PASSED if result.max_abs_error <= allowed else FAILED,
-        yardstick=yardstick,
+        outcome=PASSED if result.max_abs_error <= allowed and feature.held else FAILED,
+        yardstick=fine.yardstick * ratio,
         allowed=allowed,
         relative_yardstick=fine.relative_yardstick * ratio,
+        by_feature=feature,
         note=f"PyTorch at {result.precision.value} is not finite here: held to fp32's budget x {ratio:g}",
     )
 

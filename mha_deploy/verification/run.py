@@ -1,22 +1,33 @@
-"""Every artifact of a bundle on every case."""
+"""Every artifact of a bundle on every case and property."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
 
 from mha_deploy.bundle import Bundle
-from mha_deploy.cases import Case, masked_real_cases, standard_cases
+from mha_deploy.cases import Case, padded_case, real_cases
 from mha_deploy.errors import FrozenAxisError, GraphError, InputError, MissingError
+from mha_deploy.inference import with_keep_mask
 from mha_deploy.manifest import Artifact
 from mha_deploy.precision import Precision
+from mha_deploy.ragged import is_packed, unpack
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
-from mha_deploy.signature import Sizes
+from mha_deploy.signature import Feeds, Sizes
+from mha_deploy.verification.artifact_map import artifact_map
 from mha_deploy.verification.beyond_range import judged_beyond_range
-from mha_deploy.verification.judge import Judge, decides
-from mha_deploy.verification.report import FAILED, CaseResult, VerifyReport
+from mha_deploy.verification.heatmap import HeatMap
+from mha_deploy.verification.judge import Judge
+from mha_deploy.verification.properties import Property
+from mha_deploy.verification.report import FAILED, CaseResult, PropertyResult, VerifyReport
+from mha_deploy.verification.suite import Suite
+from mha_deploy.verification.yardstick import References
 
-LOAD = "load"  # the case that an artifact fails which does not load
+Result = CaseResult | PropertyResult
+Observe = Callable[[CaseResult, Callable[[], HeatMap]], None]
+NO_INPUTS: Feeds = MappingProxyType({})
 
 
 def verify(
@@ -24,73 +35,164 @@ def verify(
     artifacts: Sequence[str] = (),
     *,
     cases: Sequence[Case] = (),
+    names: Sequence[str] = (),
+    inputs: Feeds = NO_INPUTS,
+    seed: int = 0,
+    max_relative_error: float = 0.0,
     fail_fast: bool = False,
     placement: Placement = DEFAULT_PLACEMENT,
     progress: Callable[[str], None] = lambda _: None,
+    observe: Observe = lambda _result, _map: None,
 ) -> VerifyReport:
-    """Hold artifacts (all, or those named) against the reference on `cases` (the standard ones).
+    """Hold artifacts (all, or those named) against the reference.
 
-    `fail_fast` stops at the first failure. What this machine cannot run is listed in the report, unless
-    it was named or nothing runs; an artifact that does not load has failed.
+    `names` picks cases and properties of the standard suite; `cases` are run in its place.
+    `inputs` are real ones, packed or padded as `infer` takes them; the bundle's own where none are
+    given. `max_relative_error` is the
+    budget of integer precisions, a share; 0 takes the one that an artifact was accepted with.
+    `fail_fast` stops at the first failure. `observe` sees each case as it is judged, with a function
+    that makes its heat map. What this machine cannot run is listed in the report,
+    unless it was named or nothing runs; an artifact that does not load has failed.
 
     Raises:
         BundleError: a file of the bundle is not the one recorded.
-        InputError: an integer artifact, and no real inputs to judge it on.
+        FeedError: `inputs` do not meet the block's signature.
+        InputError: an unknown name, or an integer precision without a budget or without real inputs.
         MissingError: this machine lacks a runtime or a provider.
     """
     chosen = [bundle.artifact(name) for name in artifacts] or list(bundle.artifacts)
-    integer_cases = [] if cases else masked_real_cases(bundle.spec, bundle.real_inputs())
-    cases = cases or standard_cases(bundle.spec, bundle.real_inputs())
-    results, providers, not_run = [], dict[str, str](), dict[str, str]()
-    _refuse_unjudged(chosen, cases)
     judge = Judge(bundle.reference())
+    suite = suite_of(bundle, judge.references, inputs=inputs, seed=seed, names=names)
+    if not names:
+        _refuse_unjudged(chosen, cases or given_cases(bundle, inputs))
+    found: list[Result] = []
+    providers, not_run, stopped_at = dict[str, str](), dict[str, str](), ""
     for artifact in chosen:
         try:
-            session = bundle.open_session(artifact.name, replace(placement, poison=True))
+            session = bundle.open_padded_session(artifact.name, replace(placement, poison=True))
         except MissingError as error:
             if artifacts or (artifact is chosen[-1] and not providers):
                 raise
             not_run[artifact.name] = str(error)
             continue
-        except GraphError as error:
-            providers[artifact.name] = "does not load"
-            results.append(_failed(LOAD, artifact.name, artifact.precision, {}, str(error)))
-            if fail_fast:
-                break
-            continue
-        held = judge.within(artifact.details.get("max_relative_error", 0.0))
-        with session:
+        except (GraphError, FrozenAxisError) as error:
+            providers[artifact.name] = "not loaded"
+            found.append(failed_case("load", artifact.name, artifact.precision, {}, str(error)))
+        else:
             providers[artifact.name] = session.provider
-            for case in (*cases, *(integer_cases if artifact.precision.is_integer else ())):
-                progress(f"{artifact.name}: {case.name}")
-                results.append(_judged_or_failed(held, session, artifact, case))
-                if fail_fast and results[-1].outcome == FAILED:
-                    break
-        if fail_fast and results[-1].outcome == FAILED:
+            budget = max_relative_error or float(artifact.details.get("max_relative_error", 0.0))
+            with session:
+                bench = Bench(
+                    judge.with_budget(budget),
+                    session,
+                    artifact.name,
+                    batch_dependent=bool(artifact.details.get("batch_dependent", False)),
+                    keeps_fp32=bool(artifact.details.get("keep_fp32")) and not artifact.precision.is_integer,
+                    progress=progress,
+                    observe=observe,
+                    draw=partial(artifact_map, bundle, placement),
+                )
+                for result in bench.results(cases or suite.cases(session.precision), suite.properties):
+                    found.append(result)
+                    if fail_fast and result.outcome == FAILED:
+                        break
+        if fail_fast and found and found[-1].outcome == FAILED:
+            stopped_at = f"{found[-1].name} of {artifact.name}"
             break
-    return VerifyReport(bundle.spec.name, tuple(results), providers, not_run)
+    return VerifyReport(
+        bundle.spec.name,
+        tuple(result for result in found if isinstance(result, CaseResult)),
+        providers,
+        not_run,
+        tuple(result for result in found if isinstance(result, PropertyResult)),
+        seed,
+        stopped_at,
+    )
 
 
 def _refuse_unjudged(artifacts: Sequence[Artifact], cases: Sequence[Case]) -> None:
     for artifact in artifacts:
-        if not any(decides(artifact.precision, case) for case in cases):
+        if artifact.precision.is_integer and not any(case.real for case in cases):
             raise InputError(
                 f"artifact {artifact.name!r} is {artifact.precision.value}, which is judged on real inputs, "
-                "and there are none: export the bundle with --inputs FILE"
+                "and there are none: give --inputs FILE, here or at export"
             )
 
 
-def _judged_or_failed(judge: Judge, session: Session, artifact: Artifact, case: Case) -> CaseResult:
-    """A case that the artifact cannot run at all has failed; the others still have their say."""
-    try:
-        if artifact.details.get("keep_fp32") and not artifact.precision.is_integer:
-            return judged_beyond_range(judge, session, artifact.name, case)
-        return judge(session, artifact.name, case)
-    except (GraphError, FrozenAxisError) as error:
-        return _failed(case.name, artifact.name, session.precision, case.sizes, str(error))
+def suite_of(
+    bundle: Bundle,
+    references: References,
+    *,
+    inputs: Feeds = NO_INPUTS,
+    seed: int = 0,
+    names: Sequence[str] = (),
+) -> Suite:
+    """What `verify` holds the bundle's artifacts to, given the same arguments.
+
+    Raises:
+        FeedError, InputError: as in `verify`.
+    """
+    return Suite(bundle.spec, references, real=given_cases(bundle, inputs), seed=seed, names=names)
 
 
-def _failed(name: str, artifact: str, precision: Precision, sizes: Sizes, why: str) -> CaseResult:
+def given_cases(bundle: Bundle, inputs: Feeds) -> list[Case]:
+    """Cases of real inputs: those given or, where there are none, the bundle's own.
+
+    Raises:
+        FeedError: they do not meet the block's signature.
+    """
+    spec = bundle.spec
+    if not inputs:
+        return real_cases(spec, bundle.real_inputs())
+    if is_packed(inputs):
+        return real_cases(spec, unpack(spec, inputs))
+    return [padded_case(spec, with_keep_mask(spec, inputs, "keep"))]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One artifact's session in front of the judge. `draw` makes the heat map of a case's result.
+
+    `keeps_fp32`: some nodes were asked for in fp32, so that it may hold where its precision does not.
+    """
+
+    judge: Judge
+    session: Session
+    artifact: str
+    progress: Callable[[str], None]
+    observe: Observe
+    draw: Callable[[CaseResult, Case], HeatMap]
+    batch_dependent: bool = False
+    keeps_fp32: bool = False
+
+    def results(self, cases: Sequence[Case], properties: Sequence[Property]) -> Iterator[Result]:
+        """One after the other; what the artifact cannot run at all has failed, and the others still
+        have their say."""
+        total = len(cases) + len(properties)
+        for number, case in enumerate(cases, 1):
+            self.progress(f"{self.artifact} {number}/{total}: {case.name}")
+            yield self.case(case)
+        for number, held in enumerate(properties, len(cases) + 1):
+            self.progress(f"{self.artifact} {number}/{total}: {held.name}")
+            try:
+                yield self.judge.hold(self.session, self.artifact, held, batch_dependent=self.batch_dependent)
+            except (GraphError, FrozenAxisError) as error:
+                precision = self.session.precision
+                yield PropertyResult(held.name, self.artifact, precision, FAILED, note=str(error))
+
+    def case(self, case: Case) -> CaseResult:
+        """The case judged, or failed where it cannot be run."""
+        try:
+            judged = judged_beyond_range if self.keeps_fp32 else Judge.__call__
+            result = judged(self.judge, self.session, self.artifact, case)
+        except (GraphError, FrozenAxisError) as error:
+            return failed_case(case.name, self.artifact, self.session.precision, case.sizes, str(error))
+        self.observe(result, partial(self.draw, result, case))
+        return result
+
+
+def failed_case(name: str, artifact: str, precision: Precision, sizes: Sizes, why: str) -> CaseResult:
+    """A case that never came to numbers; `why` says why."""
     nothing = float("nan")
     return CaseResult(
         name=name,

@@ -1,0 +1,56 @@
+"""bench: latency that can be believed, and where the time goes.
+
+    rounds.py      the protocol: turns, rounds, samples by round
+    turns.py       sessions as turns, the sizes and inputs that they run on
+    comparison.py  which of two is faster, by the interval of their ratio
+    conditions.py  neighbours, stolen time, throttling, drift
+    ceilings.py    what the machine can do: MatMul, bandwidth, overhead; ceilings_cpu.py, ceilings_gpu.py
+    bounds.py      what holds a run back
+    report.py      bench
+    candidates.py  bench --compare
+    baseline.py    bench --baseline
+    operators.py   bench --profile
+    picture.py     bench --roofline
+
+`measure` and `compare` take any callables; nothing in them knows of attention.
+"""
+
+from __future__ import annotations
+
+from mha_deploy.benchmark.baseline import GateReport, gate
+from mha_deploy.benchmark.candidates import Candidate, ContestReport, candidate, contest
+from mha_deploy.benchmark.comparison import Comparison, Estimate, compare
+from mha_deploy.benchmark.conditions import Conditions, watch
+from mha_deploy.benchmark.operators import Profile, profile
+from mha_deploy.benchmark.picture import check_picture, draw_roofline
+from mha_deploy.benchmark.report import BenchReport, Cell, bench
+from mha_deploy.benchmark.rounds import Samples, Schedule, Turn, measure
+from mha_deploy.benchmark.turns import ReopenedSession, random_feeds, session_turn
+
+__all__ = [
+    "BenchReport",
+    "Candidate",
+    "Cell",
+    "Comparison",
+    "Conditions",
+    "ContestReport",
+    "Estimate",
+    "GateReport",
+    "Profile",
+    "ReopenedSession",
+    "Samples",
+    "Schedule",
+    "Turn",
+    "bench",
+    "candidate",
+    "check_picture",
+    "compare",
+    "contest",
+    "draw_roofline",
+    "gate",
+    "measure",
+    "profile",
+    "random_feeds",
+    "session_turn",
+    "watch",
+]

@@ -1,0 +1,175 @@
+"""bench: latency over a grid, two candidates against each other, a gate for CI."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mha_deploy.cli.shared import (
+    FOLDER,
+    artifact_option,
+    console,
+    json_option,
+    placement,
+    placement_options,
+    print_json,
+    status_line,
+)
+from mha_deploy.errors import InputError
+from mha_deploy.staging import interrupts_held, staged_file
+
+if TYPE_CHECKING:
+    from mha_deploy.bundle import Bundle
+    from mha_deploy.sessions import Placement
+
+
+@click.command()
+@click.argument("bundle", type=FOLDER, required=False)
+@click.option("--grid", "grids", multiple=True, metavar="DIM=N,N", help="Sizes of a dim, as batch=1,8.")
+@click.option("--seconds", type=click.FloatRange(min=0.01), default=2.0, show_default=True, help="Per size.")
+@click.option(
+    "--rounds", type=click.IntRange(min=8), help="Rounds to spread them over.  [default: 8; --compare: 20]"
+)
+@click.option(
+    "--compare",
+    "compared",
+    nargs=2,
+    metavar="A B",
+    help="Hold B against A: artifacts of BUNDLE, or DIR[:ARTIFACT]; with @threads=N, @device=cuda or "
+    "@cuda-graphs after either.",
+)
+@click.option(
+    "--baseline", type=FOLDER, help="A report by -o to hold this run against; exit code 1 if slower."
+)
+@click.option("--max-regression", default="5%", show_default=True, help="How much slower a size may become.")
+@click.option("--profile", "profiled", is_flag=True, help="Also time the graph's nodes (ONNX Runtime).")
+@click.option("--roofline", type=FOLDER, metavar="FILE.png", help="Also draw the sizes under the ceilings.")
+@click.option("-o", "--out", type=FOLDER, help="Also write the JSON report, raw samples included.")
+@artifact_option
+@placement_options
+@json_option
+def bench(
+    *,
+    bundle: Path | None,
+    grids: tuple[str, ...],
+    rounds: int | None,
+    compared: tuple[str, str] | None,
+    out: Path | None,
+    as_json: bool,
+    seconds: float,
+    **options: Any,
+) -> None:
+    """Report latency over a grid of sizes, beside ceilings of the same run.
+
+    With --compare: the ratio of two candidates with its 99 % interval. With --baseline: a gate for CI.
+    """
+    with interrupts_held():
+        from mha_deploy.bundle import Bundle
+
+    measuring: dict[str, Any] = {"grid": _grid(grids), "seconds": seconds}
+    if rounds:
+        measuring["rounds"] = rounds
+    home = Bundle.load(bundle) if bundle else None
+    if compared:
+        unused = [name for name in ("artifact", "baseline", "profiled", "roofline") if options[name]]
+        if unused:
+            raise InputError(
+                f"--compare was given with --{unused[0].removesuffix('d')}; it goes with --grid, --seconds, "
+                "--rounds and a placement: leave the other out"
+            )
+        data = _compare(home, compared, measuring, options, as_json=as_json)
+    elif home:
+        data = _bench(home, measuring, options, as_json=as_json)
+    else:
+        raise InputError("bench was given no bundle; name one, or two with --compare")
+    if out:
+        with staged_file(out) as staging:
+            staging.write_text(json.dumps(data) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(data)
+    if not data.get("gate", {"passed": True})["passed"]:
+        sys.exit(1)
+
+
+def _compare(
+    home: Bundle | None,
+    names: tuple[str, str],
+    measuring: dict[str, Any],
+    options: dict[str, Any],
+    *,
+    as_json: bool,
+) -> dict[str, Any]:
+    """Run and print a comparison; its data."""
+    with interrupts_held():
+        from mha_deploy.benchmark import candidate, contest
+
+    a, b = (candidate(name, home, _placement(options)) for name in names)
+    with status_line() as progress:
+        report = contest(a, b, **measuring, progress=progress)
+    if not as_json:
+        from mha_deploy.render_bench import contest_table
+
+        contest_table(console(), report)
+    return report.to_json()
+
+
+def _bench(
+    bundle: Bundle, measuring: dict[str, Any], options: dict[str, Any], *, as_json: bool
+) -> dict[str, Any]:
+    """Run and print a grid, and its gate, profile and picture where they are asked for; its data."""
+    with interrupts_held():
+        from mha_deploy.benchmark import bench as run
+        from mha_deploy.benchmark import check_picture, draw_roofline, gate, profile
+
+    what = {"artifact": options["artifact"], "placement": _placement(options)}
+    picture, baseline, allowed = options["roofline"], options["baseline"], _share(options["max_regression"])
+    if picture:
+        check_picture(picture)
+    with status_line() as progress:
+        gated = gate(bundle, baseline, allowed, **measuring, **what, progress=progress) if baseline else None
+        report = gated.report if gated else run(bundle, **measuring, **what, progress=progress)
+        sizes = [cell.sizes for cell in report.cells] if options["profiled"] else []
+        profiles = [profile(bundle, each, **what) for each in sizes]
+    if picture:
+        draw_roofline(report, picture)
+    if not as_json:
+        from mha_deploy.render_bench import bench_table, gate_table, profile_tables
+
+        bench_table(console(), report)
+        profile_tables(console(), profiles)
+        if gated:
+            gate_table(console(), gated)
+    return (gated or report).to_json() | {"profiles": [each.to_json() for each in profiles]}
+
+
+def _placement(options: dict[str, Any]) -> Placement:
+    names = ("device", "threads", "fallback", "cuda_graphs")
+    return placement(**{name: options[name] for name in names})
+
+
+def _grid(texts: tuple[str, ...]) -> dict[str, list[int]]:
+    grid: dict[str, list[int]] = {}
+    for text in texts:
+        name, _, sizes = text.partition("=")
+        if name in grid:
+            raise InputError("--grid names one dim twice; give all its sizes in one, as batch=1,8")
+        try:
+            grid[name] = [int(size) for size in sizes.split(",")]
+        except ValueError as error:
+            raise InputError(f"--grid {text!r}; expected a dim and its sizes, as batch=1,8") from error
+    return grid
+
+
+def _share(text: str) -> float:
+    number, percent, rest = text.partition("%")
+    try:
+        share = float(number) / 100
+    except ValueError:
+        share = -1.0
+    if not percent or rest or not 0 <= share < float("inf"):
+        raise InputError(f"--max-regression {text!r}; expected a share as 5%")
+    return share

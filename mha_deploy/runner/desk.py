@@ -1,0 +1,269 @@
+"""What a runner's threads share, behind one lock: the backlog, deadlines, counters, who is busy.
+
+Futures are settled outside the lock, for their callbacks are other people's code; `_claim` makes sure
+that each is settled, and counted, once.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mha_deploy.errors import DeadlineError, MhaDeployError, QueueFullError, RunnerClosedError
+from mha_deploy.ragged import Request
+from mha_deploy.runner.backlog import Backlog, Batch
+from mha_deploy.runner.cost import CostModel
+from mha_deploy.runner.heap import LazyHeap
+from mha_deploy.runner.layout import Layout
+from mha_deploy.runner.options import RunnerOptions
+from mha_deploy.runner.planner import Planner
+from mha_deploy.runner.recorder import Recorder
+from mha_deploy.runner.ticket import Answer, Outcome, Ticket
+from mha_deploy.signature import Array
+
+RELEASED = Request({}, 0, 0)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What one worker is at: since when, and until when as predicted (inf and 0: idle)."""
+
+    since: float = math.inf
+    until: float = 0.0
+
+    @property
+    def busy(self) -> bool:
+        return self.since < math.inf
+
+
+class Desk:
+    """Takes requests in, hands batches out and answers back. Every method may be called by any thread."""
+
+    def __init__(self, planner: Planner, model: CostModel, layout: Layout, options: RunnerOptions) -> None:
+        self.lock = threading.Lock()
+        self._ready = threading.Condition(self.lock)
+        self._alarm = threading.Condition(self.lock)
+        self._drained = threading.Condition(self.lock)
+        self._planner, self._model, self._layout = planner, model, layout
+        self._options = options
+        self.backlog = Backlog(options, planner)
+        self._deadlines = LazyHeap(lambda ticket: ticket.deadline, lambda ticket: not ticket.settled)
+        self.open: set[Ticket] = set()
+        self.recorder = Recorder()
+        self.progress: list[Progress] = []
+        self._idle = 0
+        self.closing = self._stopped = False
+
+    def refuse(self, arrived: float) -> None:
+        """Count a request that does not meet the signature."""
+        with self.lock:
+            self.recorder.received += 1
+            self.recorder.settled(Outcome.REFUSED_REQUEST, (time.monotonic() - arrived) * 1e6)
+
+    def admit(self, tickets: Sequence[Ticket]) -> None:
+        """Take requests in, or refuse the first that cannot be and those after it.
+
+        Raises:
+            RunnerClosedError, QueueFullError, DeadlineError: see `BatchRunner.submit`.
+        """
+        with self.lock:
+            for ticket in tickets:
+                refusal = self._refusal(ticket)
+                self.recorder.received += 1
+                if refusal:
+                    outcome, error = refusal
+                    self.recorder.settled(outcome, (time.monotonic() - ticket.arrived) * 1e6)
+                    raise error
+                self._enter(ticket)
+
+    def _enter(self, ticket: Ticket) -> None:
+        self.open.add(ticket)
+        self.backlog.add(ticket)
+        if ticket.deadline < math.inf:
+            self._deadlines.push(ticket)
+            if self._deadlines.first() is ticket:
+                self._alarm.notify()
+        if self._idle:
+            self._ready.notify()
+
+    def _refusal(self, ticket: Ticket) -> tuple[Outcome, MhaDeployError] | None:
+        if self.closing:
+            return Outcome.REFUSED_CLOSED, RunnerClosedError("the runner is closing; it takes no requests")
+        allowed_s = ticket.deadline - ticket.arrived
+        if allowed_s <= 0:
+            message = f"a request came with {allowed_s * 1e3:.3g} ms left; expected more than 0"
+            return Outcome.REFUSED_DEADLINE, DeadlineError(message, predicted=False)
+        free = self._idle > self.backlog.requests
+        full = None if free else self.backlog.full(ticket)
+        if full:
+            return full, self._queue_full(full)
+        needed_s = 0.0 if allowed_s == math.inf else self._predicted_s(ticket, free=free)
+        if needed_s <= allowed_s:
+            return None
+        self._model.doubt((1, *ticket.shape))
+        message = (
+            f"an answer is predicted in {needed_s * 1e3:.3g} ms, but the request allows "
+            f"{allowed_s * 1e3:.3g} ms; try again later or allow more"
+        )
+        return Outcome.REFUSED_DEADLINE, DeadlineError(message, predicted=True)
+
+    def _queue_full(self, full: Outcome) -> QueueFullError:
+        backlog, options = self.backlog, self._options
+        held = {
+            Outcome.REFUSED_QUEUE_REQUESTS: f"{backlog.requests} of {options.max_queue_requests} requests",
+            Outcome.REFUSED_QUEUE_TOKENS: f"{backlog.tokens} of {options.max_queue_tokens} tokens",
+            Outcome.REFUSED_QUEUE_BYTES: f"{backlog.nbytes} of {options.max_queue_bytes} bytes",
+        }[full]
+        retry_s = backlog.work_us / max(1, len(self.progress)) / 2e6
+        return QueueFullError(f"the queue is full: it holds {held}; try again later", retry_after_s=retry_s)
+
+    def _predicted_s(self, ticket: Ticket, *, free: bool) -> float:
+        """From now until this request's answer, if it is taken in; 0 where no measurement says."""
+        size = (1, *ticket.shape)
+        if not self._model.is_measured(size):
+            return 0.0
+        own_s = self._planner.work_us(1, ticket.shape) / 1e6
+        if free:
+            return own_s
+        left = [max(0.0, each.until - ticket.arrived) if each.busy else 0.0 for each in self.progress]
+        ahead_s = sum(left) + self.backlog.work_ahead_us(ticket) / 1e6
+        return max(min(left), ahead_s / len(left)) + own_s
+
+    def take(self, progress: Progress) -> Batch | None:
+        """The next batch for an idle worker, waited for; None once the runner has stopped."""
+        waited = False
+        while True:
+            with self.lock:
+                now = time.monotonic()
+                late = self._claim_late(now)
+                batch = None if self._stopped else self.backlog.take(now, idle_before=waited)
+                if batch:
+                    self._begin(progress, batch, now)
+                elif not late and not self._stopped:
+                    self._idle += 1
+                    self._ready.wait()
+                    self._idle -= 1
+                    waited = True
+                stopped = self._stopped
+            fail_late(late)
+            if batch or stopped:
+                return batch
+
+    def take_again(self, progress: Progress, ticket: Ticket) -> Batch | None:
+        """One member of a failed batch, to run alone; None when it is settled by now or out of time."""
+        with self.lock:
+            now = time.monotonic()
+            late = self._claim_late(now)
+            again = None
+            if not ticket.settled and not self._stopped:
+                again = Batch((ticket,), (ticket.request,), ticket.shape, "retry")
+                self._begin(progress, again, now)
+        fail_late(late)
+        return again
+
+    def _begin(self, progress: Progress, batch: Batch, now: float) -> None:
+        self.recorder.reasons[batch.reason] += 1
+        progress.since = now
+        progress.until = now + self._planner.work_us(len(batch.tickets), batch.shape) / 1e6
+
+    def answered(self, progress: Progress, batch: Batch, ys: Sequence[Array], times: Sequence[float]) -> None:
+        """A batch has run well; `times` are when its inputs, its run and its answers were ready."""
+        made, computed = times
+        with self.lock:
+            now, began = time.monotonic(), progress.since
+            progress.since = math.inf
+            rows, tokens = len(batch.tickets), sum(ticket.tokens for ticket in batch.tickets)
+            self._model.observe((rows, *batch.shape), (computed - began) * 1e6)
+            phases = ((made - began) * 1e6, (computed - made) * 1e6, (now - computed) * 1e6)
+            number = self.recorder.ran(rows, tokens, self._layout.tokens(rows, batch.shape) - tokens, phases)
+            settled = [
+                (ticket.future, Answer(y, (began - ticket.arrived) * 1e6, *phases, rows, number))
+                for ticket, y in zip(batch.tickets, ys, strict=True)
+                if self._claim(ticket, Outcome.ANSWERED, now)
+            ]
+            if settled:
+                self.recorder.answered([answer.queue_us for _, answer in settled], phases, now)
+        for future, answer in settled:
+            future.answer(answer)
+
+    def failed(self, progress: Progress, tickets: Sequence[Ticket], error: BaseException) -> None:
+        """The session raised, and these requests are what it raised for."""
+        with self.lock:
+            progress.since = math.inf
+            now = time.monotonic()
+            claimed = [ticket for ticket in tickets if self._claim(ticket, Outcome.FAILED, now)]
+        for ticket in claimed:
+            ticket.future.fail(error)
+
+    def rest(self, progress: Progress) -> None:
+        """A worker is done with a batch whose members were settled one by one."""
+        with self.lock:
+            progress.since = math.inf
+
+    def drop(self, ticket: Ticket) -> bool:
+        """The caller wants no answer any more: whether that came before there was one."""
+        with self.lock:
+            return ticket in self.open and self._claim(ticket, Outcome.CANCELLED, time.monotonic())
+
+    def watch(self) -> None:
+        """Answer requests whose deadline passes, until the runner has stopped."""
+        while True:
+            with self.lock:
+                if self._stopped:
+                    return
+                late = self._claim_late(time.monotonic())
+                if not late:
+                    first = self._deadlines.first()
+                    left = math.inf if first is None else max(0.0, first.deadline - time.monotonic())
+                    self._alarm.wait(min(left, threading.TIMEOUT_MAX))
+            fail_late(late)
+
+    def close(self, grace_s: float) -> None:
+        """Take nothing more in, wait for what there is up to `grace_s`, fail the rest, stop."""
+        end = time.monotonic() + grace_s
+        with self.lock:
+            self.closing = True
+            while self.open and (left := end - time.monotonic()) > 0:
+                self._drained.wait(min(left, threading.TIMEOUT_MAX))
+            now = time.monotonic()
+            abandoned = [each for each in list(self.open) if self._claim(each, Outcome.ABANDONED, now)]
+            self._stopped = True
+            self._ready.notify_all()
+            self._alarm.notify_all()
+        for ticket in abandoned:
+            ticket.future.fail(RunnerClosedError("the runner was closed before this request was answered"))
+
+    def _claim_late(self, now: float) -> list[Ticket]:
+        late = []
+        while (first := self._deadlines.first()) is not None and first.deadline <= now:
+            self._claim(first, Outcome.EXPIRED, now)
+            late.append(first)
+        return late
+
+    def _claim(self, ticket: Ticket, outcome: Outcome, now: float) -> bool:
+        """Settle a request for the books: whether the caller is the one to settle its future."""
+        if ticket.settled:
+            return False
+        ticket.settled = True
+        if ticket.queued:
+            self.backlog.remove(ticket)
+        if ticket.deadline < math.inf:
+            self._deadlines.buried()
+        self.open.discard(ticket)
+        self.recorder.settled(outcome, (now - ticket.arrived) * 1e6)
+        # A heap or the future's holder may keep the ticket for long; its arrays need not stay.
+        ticket.request = RELEASED
+        ticket.future.release()
+        if self.closing and not self.open:
+            self._drained.notify_all()
+        return True
+
+
+def fail_late(tickets: Iterable[Ticket]) -> None:
+    for ticket in tickets:
+        allowed_ms = (ticket.deadline - ticket.arrived) * 1e3
+        message = f"no answer within the {allowed_ms:.3g} ms that the request allows"
+        ticket.future.fail(DeadlineError(message, predicted=False))

@@ -1,0 +1,95 @@
+"""Which waiting requests run together: as the cost model predicts, for each batch anew."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from itertools import islice
+
+from mha_deploy.runner.cost import CostModel
+from mha_deploy.runner.heap import LazyHeap
+from mha_deploy.runner.options import RunnerOptions
+from mha_deploy.runner.ticket import Shape, Ticket
+from mha_deploy.spec import AttentionSpec
+
+# Shapes that are looked at, nearest first, for requests to pad: beyond these padding never pays.
+_NEIGHBOURS = 8
+# Padding has to save more than this share of the time: predictions are no better than that.
+_WORTH = 0.05
+
+
+class Planner:
+    """Chooses a batch around the request whose turn it is."""
+
+    def __init__(self, spec: AttentionSpec, model: CostModel, options: RunnerOptions, *, alone: bool) -> None:
+        self._model, self._rows = model, spec.dims[0]
+        self._alone = alone
+        self._cheapest: dict[Shape, int] = {}
+        self._pads = options.mode == "fast" and spec.mask != "none"
+
+    def work_us(self, rows: int, shape: Shape) -> float:
+        return self._model.predict_us((max(rows, self._rows.min), *shape))
+
+    def share_us(self, shape: Shape) -> float:
+        """What one request of this shape costs where it is run in the best batch there is for it."""
+        rows = self._cheapest.get(shape)
+        if rows is None:
+            sizes = [2**power for power in range(self._rows.max.bit_length())]
+            rows = min(sizes, key=lambda size: self.work_us(size, shape) / size)
+            self._cheapest[shape] = rows
+        return self.work_us(rows, shape) / rows
+
+    def batch(
+        self, head: Ticket, shapes: Mapping[Shape, LazyHeap], waiting: int, now: float
+    ) -> tuple[tuple[Ticket, ...], Shape]:
+        """`head` and those that join it, and the lengths that they run at."""
+        if waiting == 1 or self._alone:
+            return (head,), head.shape
+        same = shapes[head.shape]
+        rows = self._best_rows(min(len(same), self._rows.max), head.shape, waiting)
+        members = [head]
+        if rows > 1:
+            members += islice((each for each in same.ordered() if each is not head), rows - 1)
+        members, shape = self._padded(members, shapes) if self._pads else (members, head.shape)
+        return self._in_time(members, shape, now), shape
+
+    def _best_rows(self, available: int, shape: Shape, waiting: int) -> int:
+        """The rows a batch at which those that wait are done the soonest, on average.
+
+        The requests of this shape run in batches of b: together they take T = ceil(k / b) x cost(b). Each
+        of them is done after half of that and half a batch more, everybody else waits for all of it.
+        """
+        if available == 1:
+            return 1
+
+        def total_wait(rows: int) -> float:
+            cost, batches = self.work_us(rows, shape), -(-available // rows)
+            return available * cost * (batches + 1) / 2 + (waiting - available) * cost * batches
+
+        sizes = {available} | {2**power for power in range(available.bit_length())}
+        return min(sorted(sizes), key=total_wait)
+
+    def _padded(self, members: list[Ticket], shapes: Mapping[Shape, LazyHeap]) -> tuple[list[Ticket], Shape]:
+        """More members, of other lengths, while padding all to the longest costs less than running apart."""
+        shape = members[0].shape
+        distance = {other: sum(abs(a - b) for a, b in zip(other, shape, strict=True)) for other in shapes}
+        for other in heapq.nsmallest(
+            _NEIGHBOURS, (s for s in shapes if s != shape), key=distance.__getitem__
+        ):
+            for ticket in shapes[other].ordered():
+                longest = (max(shape[0], other[0]), max(shape[1], other[1]))
+                rows = len(members)
+                apart = self.work_us(rows, shape) + self.work_us(1, other)
+                if rows == self._rows.max or self.work_us(rows + 1, longest) >= apart * (1 - _WORTH):
+                    break
+                members, shape = [*members, ticket], longest
+        return members, shape
+
+    def _in_time(self, members: list[Ticket], shape: Shape, now: float) -> tuple[Ticket, ...]:
+        """As many members as let the first one's, and every member's own, deadline be met."""
+        while len(members) > 1:
+            finish = now + self.work_us(len(members), shape) / 1e6
+            if finish <= min(member.deadline for member in members):
+                break
+            members = members[: len(members) // 2]
+        return tuple(members)

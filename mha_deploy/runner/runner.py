@@ -1,0 +1,241 @@
+"""The runner itself: threads that own sessions, and the one lock around what they share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from mha_deploy.bundle import Bundle
+from mha_deploy.errors import FeedError
+from mha_deploy.ragged import Request, check_request
+from mha_deploy.runner.calibration import calibrated
+from mha_deploy.runner.cost import CostModel
+from mha_deploy.runner.desk import Desk
+from mha_deploy.runner.histogram import WINDOW_S
+from mha_deploy.runner.layout import PaddedLayout
+from mha_deploy.runner.options import DEFAULT_OPTIONS, RunnerOptions
+from mha_deploy.runner.planner import Planner
+from mha_deploy.runner.recorder import RunnerLoad, RunnerSnapshot
+from mha_deploy.runner.ticket import Answer, AnswerFuture, Ticket
+from mha_deploy.runner.worker import Worker
+from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
+from mha_deploy.spec import AttentionSpec
+
+# What a closing runner waits for threads that have nothing left to do.
+_JOIN_S = 1.0
+# What mode "fast" allows mates to change of an answer, relative to its largest |y|: 1e-6 in fp32.
+FAST_DRIFT_EPS = 8
+
+
+class BatchRunner:
+    """Many callers, few sessions: requests from any thread or event loop, run in batches.
+
+    A request is run as soon as a worker is idle; while all are busy requests wait, and a worker that
+    frees takes the batch that the cost model predicts to be the best then (see `RunnerOptions`).
+    Every request ends in exactly one outcome, and every caller hears of it.
+
+    `open_session(threads)` opens a session of so many threads (0: every core); each worker gets one of
+    its own. Without a `cost_model`, one is learnt from the runs themselves. Where batch
+    mates `drift` an answer (see `Calibration`) by more than the mode allows, every request runs alone.
+    """
+
+    def __init__(
+        self,
+        open_session: Callable[[int], Session],
+        spec: AttentionSpec,
+        options: RunnerOptions = DEFAULT_OPTIONS,
+        cost_model: CostModel | None = None,
+        *,
+        drift: float = 0.0,
+    ) -> None:
+        self.spec, self.options = spec, options
+        self._model = cost_model or CostModel(spec, {})
+        self._layout = PaddedLayout(spec)
+        sessions = _opened(open_session, options)
+        allowed = FAST_DRIFT_EPS * sessions[0].precision.eps if options.mode == "fast" else 0.0
+        self._drift, self._alone = drift, drift > allowed
+        self._planner = Planner(spec, self._model, options, alone=self._alone)
+        self._desk = Desk(self._planner, self._model, self._layout, options)
+        self.name, self.provider = sessions[0].name, sessions[0].provider
+        self.signature = sessions[0].signature
+        self._levels = range(options.priority_levels + 1)
+        self._started = time.monotonic()
+        watch = threading.Thread(target=self._desk.watch, name="mha-deadlines", daemon=True)
+        workers = [Worker(each, self._desk, self._layout, i) for i, each in enumerate(sessions)]
+        self._threads = [watch, *workers]
+        for thread in self._threads:
+            thread.start()
+
+    @classmethod
+    def over(
+        cls,
+        bundle: Bundle,
+        artifact: str = "",
+        *,
+        placement: Placement = DEFAULT_PLACEMENT,
+        options: RunnerOptions = DEFAULT_OPTIONS,
+    ) -> Self:
+        """A runner over an artifact of a bundle, with the workers and the cost model measured here.
+
+        The measurement takes less than 2 s and is kept in the bundle's folder, where that can be
+        written, for this artifact on this machine.
+
+        Raises:
+            BundleError, MissingError: as `Bundle.open_session`.
+        """
+        name = bundle.artifact(artifact).name
+        found = calibrated(bundle, name, placement, options)
+
+        def open_session(threads: int) -> Session:
+            return bundle.open_padded_session(name, replace(placement, threads=threads))
+
+        options = replace(options, workers=found.workers, threads=found.threads)
+        return cls(open_session, bundle.spec, options, found.model, drift=found.drift)
+
+    def submit(self, request: Request, *, timeout_s: float = math.inf, priority: int = 0) -> Future[Answer]:
+        """Queue a request; the future gets its answer, or DeadlineError, RunnerClosedError or what the
+        session raised for it. Cancelling the future drops the request.
+
+        The request's arrays must not change until then. Priority 1 is the highest, 0 the default.
+
+        Raises:
+            FeedError: the request does not meet the signature (its length above all), or the priority
+                or the timeout is out of range.
+            QueueFullError: the queue has no room for it.
+            DeadlineError: the predicted answer lies beyond `timeout_s`.
+            RunnerClosedError: the runner is closing.
+        """
+        ticket = self._ticket(request, timeout_s, priority)
+        self._desk.admit([ticket])
+        return ticket.future
+
+    def submit_all(self, requests: Sequence[Request]) -> list[Future[Answer]]:
+        """Queue requests that are all known at once, before the first of them runs.
+
+        Raises:
+            FeedError: one does not meet the signature; none is queued.
+            QueueFullError, RunnerClosedError: as `submit`; those before it are queued, and cancelled.
+        """
+        tickets = [
+            self._ticket(request, math.inf, 0, f"request {index}") for index, request in enumerate(requests)
+        ]
+        try:
+            self._desk.admit(tickets)
+        except BaseException:
+            for ticket in tickets:
+                ticket.future.cancel()  # of one that was not admitted this does nothing
+            raise
+        return [ticket.future for ticket in tickets]
+
+    async def submit_async(
+        self, request: Request, *, timeout_s: float = math.inf, priority: int = 0
+    ) -> Answer:
+        """As `submit`, awaited; cancelling the task cancels the request."""
+        return await asyncio.wrap_future(self.submit(request, timeout_s=timeout_s, priority=priority))
+
+    def _ticket(self, request: Request, timeout_s: float, priority: int, called: str = "a request") -> Ticket:
+        arrived = time.monotonic()
+        try:
+            if priority not in self._levels or math.isnan(timeout_s):
+                raise FeedError(
+                    f"priority {priority}, timeout {timeout_s} s; expected a priority of 0 (default) or 1 "
+                    f"(highest) to {self._levels[-1]}, and a number of seconds"
+                )
+            check_request(self.spec, self.signature, request, called)
+        except FeedError:
+            self._desk.refuse(arrived)
+            raise
+        shape = self._layout.shape(request)
+        ticket = Ticket(
+            request=request,
+            future=AnswerFuture(),
+            shape=shape,
+            tokens=request.tokens(self.spec),
+            nbytes=sum(array.nbytes for array in request.tensors.values()),
+            priority=priority or self.options.default_priority,
+            arrived=arrived,
+            deadline=arrived + timeout_s,
+            work_us=self._planner.share_us(shape),
+        )
+        ticket.future.drops(lambda: self._desk.drop(ticket))
+        return ticket
+
+    def close(self, grace_s: float = math.inf) -> None:
+        """Refuse new requests, finish those there are within `grace_s`, fail the rest.
+
+        A session that hangs is left behind; its thread does not keep the process. Twice is fine.
+        """
+        self._desk.close(grace_s)
+        end = time.monotonic() + _JOIN_S
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, end - time.monotonic()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close(math.inf if error is None else 0.0)
+
+    def load(self) -> RunnerLoad:
+        """How much there is to do at this moment; cheaper than `snapshot`."""
+        desk = self._desk
+        with desk.lock:
+            backlog, busy = desk.backlog, sum(each.busy for each in desk.progress)
+            return RunnerLoad(backlog.requests, backlog.tokens, len(desk.open), busy)
+
+    def snapshot(self) -> RunnerSnapshot:
+        """Counters, histograms and the queue at this moment."""
+        desk = self._desk
+        with desk.lock:
+            now, recorder, backlog = time.monotonic(), desk.recorder, desk.backlog
+            return RunnerSnapshot(
+                name=self.name,
+                provider=self.provider,
+                mode=self.options.mode,
+                drift=self._drift,
+                batching=not self._alone,
+                workers=len(desk.progress),
+                threads=self.options.threads,
+                received=recorder.received,
+                outcomes={outcome.value: count for outcome, count in recorder.outcomes.items()},
+                outcome_us={outcome.value: us for outcome, us in recorder.outcome_us.items()},
+                pending=len(desk.open),
+                queued_requests=backlog.requests,
+                queued_tokens=backlog.tokens,
+                queued_bytes=backlog.nbytes,
+                queued_work_us=backlog.work_us,
+                busy_workers=sum(each.busy for each in desk.progress),
+                longest_run_s=max(max(0.0, now - each.since) for each in desk.progress),
+                batches=recorder.batches(),
+                dispatch_reasons=dict(recorder.reasons),
+                tokens=recorder.tokens,
+                padded_tokens=recorder.padded_tokens,
+                phases=recorder.phases.total(),
+                window=recorder.phases.window(now),
+                window_s=WINDOW_S,
+                uptime_s=now - self._started,
+                closing=desk.closing,
+                cost_model=self._model.to_json(),
+            )
+
+
+def _opened(open_session: Callable[[int], Session], options: RunnerOptions) -> list[Session]:
+    """A session for each worker, or none left open."""
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(open_session(options.threads)) for _ in range(options.workers or 1)]
+        stack.pop_all()
+        return found

@@ -1,0 +1,102 @@
+"""A request on its way through a runner, and what its caller holds of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mha_deploy.ragged import Request
+from mha_deploy.signature import Array
+
+Shape = tuple[int, int]  # query and key lengths at which a request runs
+
+
+class Outcome(StrEnum):
+    """What became of a request: every one that was received ends in exactly one of these."""
+
+    __hash__ = str.__hash__  # Enum's own is a Python function, and these are keys of hot counters
+
+    ANSWERED = "answered"
+    FAILED = "failed"  # the session raised for it
+    EXPIRED = "expired"  # its deadline passed
+    CANCELLED = "cancelled"
+    ABANDONED = "abandoned"  # the runner was closed before its answer
+    REFUSED_REQUEST = "refused_request"  # it does not meet the signature
+    REFUSED_DEADLINE = "refused_deadline"  # the predicted finish lies beyond it
+    REFUSED_QUEUE_REQUESTS = "refused_queue_requests"
+    REFUSED_QUEUE_TOKENS = "refused_queue_tokens"
+    REFUSED_QUEUE_BYTES = "refused_queue_bytes"
+    REFUSED_CLOSED = "refused_closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`y` [q_len, d_model], the time each phase took, and the batch: its number and its requests.
+
+    Queue: from `submit` until a worker took it. Batch: putting the inputs together. Compute: the
+    session's run. Scatter: taking the outputs apart, until the answer was handed over.
+    """
+
+    y: Array
+    queue_us: float
+    batch_us: float
+    compute_us: float
+    scatter_us: float
+    batch_size: int
+    batch: int
+
+
+class AnswerFuture(Future[Answer]):
+    """A future that stays pending until it is settled, so that it can be cancelled until then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._drop = _settled
+
+    def drops(self, drop: Callable[[], bool]) -> None:
+        """What `cancel` calls, and learns from whether the request was still to be answered."""
+        self._drop = drop
+
+    def cancel(self) -> bool:
+        if not self._drop():
+            return self.cancelled()
+        if super().cancel():
+            self.set_running_or_notify_cancel()  # or futures.wait and as_completed would not hear of it
+        return self.cancelled()
+
+    def release(self) -> None:
+        """It is settled, or about to be: let go of what `cancel` would have dropped."""
+        self._drop = _settled
+
+    def answer(self, answer: Answer) -> None:
+        with contextlib.suppress(InvalidStateError):  # its holder may have set it
+            self.set_result(answer)
+
+    def fail(self, error: BaseException) -> None:
+        with contextlib.suppress(InvalidStateError):
+            self.set_exception(error)
+
+
+def _settled() -> bool:
+    return False
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """One admitted request. Times are the runner's clock, in seconds; `work_us` is its predicted cost."""
+
+    request: Request
+    future: AnswerFuture
+    shape: Shape
+    tokens: int
+    nbytes: int
+    priority: int
+    arrived: float
+    deadline: float
+    sequence: int = 0
+    work_us: float = 0.0
+    queued: bool = False
+    settled: bool = False

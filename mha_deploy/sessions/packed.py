@@ -1,0 +1,169 @@
+"""Packed graphs behind tokens and lengths, and behind the padded contract for whoever compares."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from mha_deploy.errors import FeedError
+from mha_deploy.packed import UNMEASURED, Piece, RunCost, graph_feeds, plan_runs, request_signature
+from mha_deploy.ragged import pack, unpack
+from mha_deploy.sessions.base import Session
+from mha_deploy.signature import Array, Feeds
+from mha_deploy.spec import AttentionSpec
+
+# Of so many timings of one shape the least counts: what disturbs a run only adds to it.
+TIMINGS = 5
+
+
+class PackedSession(Session):
+    """Runs requests of different lengths over `inner`, a session of a packed graph of `spec`.
+
+    Takes tokens [tokens, width] and lengths [requests] (`q_lengths` and `kv_lengths` in cross
+    attention), each at least 1, and answers `y` [tokens, d_model] in their order. There may be any
+    number of requests: they go through in runs of near length. What a run costs is measured on `inner`
+    when requests of different lengths first come; a session that has measured groups equal lengths
+    equally from then on. `cost` given, that counts and nothing is measured.
+
+    Raises:
+        SpecError: the block has a full mask.
+    """
+
+    def __init__(self, inner: Session, spec: AttentionSpec, *, cost: RunCost = UNMEASURED) -> None:
+        signature = request_signature(spec)
+        data = next(tensor for tensor in inner.signature.inputs if tensor.is_float)
+        if data.dtype != signature.inputs[0].dtype:
+            signature = signature.at(inner.precision)
+        super().__init__(inner.name, signature, inner.precision, inner.provider)
+        self.spec = spec
+        self._inner, self._cost = inner, cost
+
+    def answers(self, pieces: Sequence[Piece]) -> list[Array]:
+        """`y` [query length, d_model] for each piece, in their order."""
+        found: dict[int, Array] = {}
+        for members in self.runs([_lengths(piece) for piece in pieces]):
+            chosen = [pieces[i] for i in members]
+            y = self._inner.run(graph_feeds(self.spec, chosen))["y"]
+            ends = np.cumsum([_lengths(piece)[0] for piece in chosen])[:-1]
+            found |= dict(zip(members, np.split(y, ends), strict=True))
+        return [found[i] for i in range(len(pieces))]
+
+    def runs(self, lengths: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:
+        """Which requests, by index, share a run of the graph, given (query, key) lengths.
+
+        Raises:
+            FeedError: a length is beyond what the block takes.
+        """
+        self._check_lengths(lengths)
+        if self._cost == UNMEASURED and len(set(lengths)) > 1:
+            self._cost = self._measured()
+        return plan_runs(lengths, self._inner.signature.dim("rows").max, self._cost)
+
+    def _execute(self, feeds: Feeds) -> dict[str, Array]:
+        requests = unpack(self.spec, feeds)
+        pieces = [Piece(request.tensors, np.ones(request.kv_len, bool)) for request in requests]
+        return {"y": pack(self.answers(pieces))}
+
+    def _check_lengths(self, lengths: Sequence[tuple[int, int]]) -> None:
+        axes = (self.spec.query_axis, self.spec.key_axis)
+        for index, pair in enumerate(lengths):
+            for axis, length in zip(axes, pair, strict=True):
+                most = self.spec.signature.dim(axis).max
+                if length > most:
+                    raise FeedError(
+                        f"request {index} has {axis} = {length}; this block takes {axis} 1..{most}"
+                    )
+
+    def _measured(self) -> RunCost:
+        """What runs of `inner` take, from three shapes of one row with one token to project.
+
+        The least shape gives what any run costs. Two more, at the lengths to tune for and at half of
+        them, tell what grows with positions from what grows with their pairs. One row, since a short
+        run has the best chance of not being disturbed.
+        """
+        spec = self.spec
+        dims = [spec.signature.dim(axis) for axis in (spec.query_axis, spec.key_axis)]
+        tuned = [min(max(2, dim.opt), dim.max) for dim in dims]
+        run_us = self._timed_us(1, 1)
+        grows, took = [], []
+        for queries, keys in (tuned, [max(1, length // 2) for length in tuned]):
+            grows.append([(queries + keys) / 2, queries * keys])
+            took.append(self._timed_us(queries, keys) - run_us)
+        (position_us, pair_us), *_ = np.linalg.lstsq(np.array(grows), np.array(took))
+        return RunCost(run_us, max(0.0, float(position_us)), max(0.0, float(pair_us)))
+
+    def _timed_us(self, queries: int, keys: int) -> float:
+        signature = self._inner.signature
+        sizes = dict.fromkeys((dim.name for dim in signature.dims), 1)
+        for tensor in signature.inputs:
+            if tensor.name.endswith("index"):
+                sizes[str(tensor.shape[1])] = keys if tensor.name.startswith("kv_") else queries
+        feeds = {
+            tensor.name: np.full(signature.shape(tensor, sizes), tensor.dtype == "bool", tensor.dtype)
+            for tensor in signature.inputs
+        }
+        times = []
+        for _ in range(TIMINGS):
+            start = time.perf_counter()
+            self._inner.run(feeds)
+            times.append((time.perf_counter() - start) * 1e6)
+        return min(times)
+
+    def _release(self) -> None:
+        self._inner.close()
+
+
+class PaddedView(Session):
+    """The block's own padded contract over a packed session: what verification and bench run.
+
+    The tokens that the mask keeps are taken, wherever they stand, and the answers set back; the padded
+    query rows of self attention, which a packed graph does not compute, are 0.
+    """
+
+    def __init__(self, packed: PackedSession) -> None:
+        signature = packed.spec.signature
+        if packed.signature.inputs[0].dtype != signature.inputs[0].dtype:
+            signature = signature.at(packed.precision)
+        super().__init__(packed.name, signature, packed.precision, packed.provider)
+        self._packed = packed
+
+    def _execute(self, feeds: Feeds) -> dict[str, Array]:
+        data = [tensor.name for tensor in self.signature.inputs if tensor.is_float]
+        batch, queries = feeds[data[0]].shape[:2]
+        keep = feeds.get("mask", np.ones((batch, feeds[data[-1]].shape[1]), bool))
+        used = np.array([self._used(row) for row in keep])
+        pieces = [self._piece(feeds, row, keep[row], used[row]) for row in range(batch)]
+        answers = self._packed.answers(pieces)
+        y = np.zeros((batch, queries, answers[0].shape[1]), answers[0].dtype)
+        for row, answer in enumerate(answers):
+            # Where nothing is kept, every query's answer is that of a zero token which sees nothing.
+            whole = self._packed.spec.kind == "cross" or not keep[row].any()
+            y[row, slice(None) if whole else used[row]] = answer
+        return {"y": y}
+
+    def _used(self, keep: Array) -> Array:
+        """Which keys are handed on. A hole is one where places count: causal over keys of another input."""
+        spec, used = self._packed.spec, keep.copy()
+        if spec.kind == "cross" and spec.causal:
+            used = np.logical_or.accumulate(keep[::-1])[::-1]
+        used[0] |= not used.any()
+        return used
+
+    def _piece(self, feeds: Feeds, row: int, keep: Array, used: Array) -> Piece:
+        tensors = {}
+        for tensor in self.signature.inputs:
+            if tensor.is_float:
+                tokens = feeds[tensor.name][row]
+                of_keys = tensor.shape[1] == self._packed.spec.key_axis
+                tensors[tensor.name] = np.where(keep[:, None], tokens, 0)[used] if of_keys else tokens
+        return Piece(tensors, keep[used])
+
+    def _release(self) -> None:
+        self._packed.close()
+
+
+def _lengths(piece: Piece) -> tuple[int, int]:
+    """Query and key length: the first input is the queries'."""
+    return len(next(iter(piece.tensors.values()))), len(piece.keep)

@@ -1,0 +1,147 @@
+"""bench --baseline: what is a regression, and which baselines are refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from measured import samples
+
+from mha_deploy.benchmark.baseline import Baseline, GateReport, judge
+from mha_deploy.benchmark.ceilings import COMPUTE
+from mha_deploy.benchmark.turns import cells_of, default_grid
+from mha_deploy.errors import BenchError
+from mha_deploy.sessions import Placement
+
+GRID = {"batch": [1, 2], "seq": [8]}
+
+
+@pytest.fixture
+def baseline(bench_report, tmp_path):
+    """Write the report's data, changed by a function, as a baseline."""
+
+    def write(change=lambda _: None):
+        data = json.loads(json.dumps(bench_report.to_json()))
+        change(data)
+        path = tmp_path / "baseline.json"
+        path.write_text(json.dumps(data))
+        return path
+
+    return write
+
+
+def judged(bench_report, before, ratio, ceiling_ratio=1.0, limit=1.05):
+    """The outcome where the first size takes `ratio` of its time before, and the ceiling likewise."""
+    random = np.random.default_rng(0)
+    noise = random.lognormal(0, 0.01, (2, 8))
+    cell = replace(bench_report.cells[0], samples=samples("now", *(ratio * noise[0])))
+    ceilings = {COMPUTE: samples(COMPUTE, *(ceiling_ratio * noise[1]))}
+    now = replace(bench_report, ceilings=replace(bench_report.ceilings, samples=ceilings))
+    return judge(before, cell, now, limit)
+
+
+def steady(data):
+    """A baseline whose rounds took 1 ms, each, block and ceiling."""
+    noise = np.random.default_rng(1).lognormal(0, 0.01, 8)
+    for cell in data["cells"]:
+        cell["rounds_ms"] = [[value] for value in noise]
+    data["ceiling"]["samples"][COMPUTE]["rounds_ms"] = [[1.0]] * 8
+
+
+@pytest.mark.parametrize(
+    ("ratio", "ceiling_ratio", "outcome"),
+    [
+        (1.0, 1.0, "passed"),
+        (0.5, 1.0, "passed"),
+        (1.15, 1.0, "regression"),
+        (1.5, 1.5, "inconclusive"),  # the whole machine is slower
+        (1.0, 0.8, "inconclusive"),  # the machine is faster and the block is not
+        (1.055, 1.0, "inconclusive"),
+    ],
+)
+def test_a_size_regresses_where_it_is_slower_as_timed_and_beside_the_ceiling(
+    bench_report, baseline, ratio, ceiling_ratio, outcome
+):
+    found = judged(bench_report, Baseline.read(baseline(steady)), ratio, ceiling_ratio)
+    assert found.outcome == outcome
+    assert found.timed.ratio == pytest.approx(ratio, rel=0.02)
+    assert GateReport(bench_report, "file", 0.05, (found,)).passed == (outcome != "regression")
+
+
+def test_more_regression_passes_where_more_is_allowed(bench_report, baseline):
+    assert judged(bench_report, Baseline.read(baseline(steady)), 1.15, limit=1.3).outcome == "passed"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda d: d["machine"].update(cpu="Another CPU"),
+            "another machine: its cpu is 'Another CPU', here it is",
+        ),
+        (lambda d: d["machine"].update(usable_cpus=99), "another machine: its usable cpus is 99, here it is"),
+        (lambda d: d.update(subject="other"), "another block: its name is 'other', here it is 'small'"),
+        (lambda d: d.update(artifact="fp16"), "another artifact: its name is 'fp16', here it is 'canonical'"),
+        (
+            lambda d: d.update(precision="fp16"),
+            "another artifact: its precision is 'fp16', here it is 'fp32'",
+        ),
+        (lambda d: d.update(threads=7), "another placement: its threads is 7, here it is 1"),
+        (
+            lambda d: d["cells"][0].update(flops=1),
+            "another block: its FLOPs at batch=1, seq=8 is 1, here it is",
+        ),
+        (lambda d: d["cells"].pop(), "has no shape batch=2, seq=8; it has batch=1, seq=8"),
+    ],
+)
+def test_a_baseline_of_something_else_is_refused_by_what_differs(small_bundle, baseline, change, message):
+    before = Baseline.read(baseline(change))
+    cells = cells_of(small_bundle.spec, GRID, default_grid(small_bundle.spec))
+    with pytest.raises(BenchError, match=message):
+        before.admit(small_bundle, "", Placement(threads=1), cells)
+
+
+def test_a_baseline_of_another_provider_is_refused(baseline):
+    with pytest.raises(BenchError, match="its provider is 'CPUExecutionProvider', here it is 'CUDA"):
+        Baseline.read(baseline()).admit_provider("CUDAExecutionProvider")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 1, "cells": [{"sizes": {}}]}', '{"format": 2}']
+)
+def test_a_file_that_is_no_report_is_refused_with_the_way_to_one(tmp_path, text):
+    path = tmp_path / "baseline.json"
+    path.write_text(text)
+    with pytest.raises(
+        BenchError, match=r"is no report of this version .*; write one with: mha-deploy bench BUNDLE -o"
+    ):
+        Baseline.read(path)
+    with pytest.raises(BenchError, match=r"cannot read baseline .*: No such file"):
+        Baseline.read(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d["cells"][0]["rounds_ms"].pop(),
+        lambda d: d["cells"][0].update(rounds_ms=[[0.0]] * 8),
+        lambda d: d["cells"][0].update(rounds_ms=[[]] * 8),
+        lambda d: d["cells"][0].update(rounds_ms=[["slow"]] * 8),
+        lambda d: d["ceiling"].pop("samples"),
+        lambda d: d.update(cells=["none"]),
+    ],
+)
+def test_a_report_whose_samples_cannot_be_used_is_refused(baseline, change):
+    with pytest.raises(BenchError, match="is no report of this version"):
+        Baseline.read(baseline(change))
+
+
+def test_a_baseline_of_few_rounds_decides_nothing(bench_report, baseline):
+    def cut(data):
+        steady(data)
+        for each in (*data["cells"], data["ceiling"]["samples"][COMPUTE]):
+            each["rounds_ms"] = each["rounds_ms"][:2]
+
+    assert judged(bench_report, Baseline.read(baseline(cut)), 10.0).outcome == "inconclusive"
