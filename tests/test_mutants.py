@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +23,8 @@ from mha_deploy.sessions.reference import ReferenceSession
 from mha_deploy.spec_file import load_spec
 from mha_deploy.verification import verify
 
+# Small cases that together tell every mutant from the block, in the order in which `verify` runs them.
+NAMES = ("ragged-padding", "fully-masked-row", "padding-garbage", "min", "odd")
 PAIRS = [(form, mutant) for form in FORMS for mutant in MUTANTS if form in mutant.forms]
 each_mutant = pytest.mark.parametrize(
     ("form", "mutant"), PAIRS, ids=[f"{form}-{mutant.name}" for form, mutant in PAIRS]
@@ -30,7 +33,7 @@ each_mutant = pytest.mark.parametrize(
 
 @dataclass
 class Form:
-    """A bundle whose artifact `name` is damaged and mended again. Small cases, those that tell most first."""
+    """A bundle whose artifact `name` is damaged and mended again."""
 
     bundle: Bundle
     name: str
@@ -39,9 +42,7 @@ class Form:
 
     def __post_init__(self):
         self.model = onnx.load_from_string(self.sound)
-        cases = {case.name: case for case in standard_cases(self.bundle.spec)}
-        first = [cases.pop(name) for name in ("ragged-padding", "fully-masked-row", "padding-garbage", "odd")]
-        self.cases = [*first, cases["min"]]
+        self.cases = {case.name: case for case in standard_cases(self.bundle.spec, names=NAMES)}
         self.locator = Locator(self.bundle, self.bundle.artifact(self.name))
 
     @property
@@ -60,9 +61,12 @@ class Form:
         """What `verify` says of the damaged file; asked for once."""
         if mutant.name not in self.refused:
             data, _, _ = mutant.applied(self.model)
-            report = verify(self.with_file(data), [self.name], cases=self.cases, fail_fast=True)
-            self.refused[mutant.name] = report
+            self.refused[mutant.name] = verified(self.with_file(data), self.name)
         return self.refused[mutant.name]
+
+
+def verified(bundle, name):
+    return verify(bundle, [name], names=NAMES, fail_fast=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -120,9 +124,9 @@ def test_a_damaged_file_is_refused(forms, form, mutant):
 @pytest.mark.parametrize("form", FORMS)
 def test_the_file_as_it_was_is_accepted(forms, form):
     whole = forms[form]
-    report = verify(whole.with_file(whole.sound), [whole.name], cases=whole.cases, fail_fast=True)
+    report = verified(whole.with_file(whole.sound), whole.name)
     assert report.passed
-    assert len(report.cases) == len(whole.cases)
+    assert [case.name for case in report.cases] == list(NAMES)
 
 
 @each_mutant
@@ -130,7 +134,8 @@ def test_the_damaged_node_or_one_that_reads_it_is_named(forms, form, mutant, tmp
     data, model, nodes = mutant.applied(forms[form].model)
     (tmp_path / "model.onnx").write_bytes(data)
     failed = forms[form].verdict(mutant).cases[-1].name
-    case = next((c for c in forms[form].cases if c.name == failed), forms[form].cases[0])
+    cases = forms[form].cases
+    case = cases.get(failed, cases[NAMES[0]])
     found = forms[form].locator.in_file(tmp_path / "model.onnx", case)
     if nodes:
         assert found.place.node in near(Graph(model), nodes)
@@ -154,18 +159,36 @@ def test_a_lost_key_bias_is_no_damage(forms, form):
     add = graph.add_of("key")
     graph.bypass(add, add.input[0])
     bundle = whole.with_file(copy.SerializeToString())
-    assert verify(bundle, [whole.name], cases=whole.cases, fail_fast=True).passed
+    assert verified(bundle, whole.name).passed
 
 
-@pytest.mark.parametrize("name", ["wrong-scale", "mask-renamed", "operator-unknown", "file-cut-short"])
-def test_the_command_line_ends_with_1_on_a_damaged_file_and_says_where(forms, cli, name):
+def damaged(form, name):
+    """A bundle with the mutant in it, and the nodes that it damaged."""
     mutant = next(mutant for mutant in MUTANTS if mutant.name == name)
-    data, _, nodes = mutant.applied(forms[DEMO].model)
-    folder = forms[DEMO].with_file(data).folder
-    result = cli("verify", folder, "--artifact", CANONICAL, "--fail-fast", "--locate", "--json")
+    data, _, nodes = mutant.applied(form.model)
+    return form.with_file(data).folder, nodes
+
+
+@pytest.mark.parametrize("name", ["mask-renamed", "operator-unknown", "file-cut-short"])
+def test_the_command_line_ends_with_1_on_what_does_not_load_and_says_where(forms, cli, name):
+    folder, nodes = damaged(forms[DEMO], name)
+    where = ("--artifact", CANONICAL, "--case", NAMES[0], "--fail-fast", "--locate")
+    result = cli("verify", folder, *where, "--json")
     assert result.exit_code == 1
     (fault,) = json.loads(result.stdout)["located"]["faults"]
     assert fault["place"]["node"] == (nodes[0] if nodes else "")
+
+
+def test_the_command_line_tells_the_node_its_line_and_how_it_differs(forms, cli):
+    folder, (node,) = damaged(forms[DEMO], "wrong-scale")
+    result = cli("verify", folder, "--artifact", CANONICAL, "--case", NAMES[0], "--locate")
+    assert result.exit_code == 1
+    told = result.stdout[result.stdout.index("located: ") :].splitlines()
+    assert told[0] == f"located: canonical, on {NAMES[0]}: value out of budget"
+    assert told[1] == f"  node {node} (Attention), value 'scaled_dot_product_attention'"
+    assert re.fullmatch(r"  from attention\.py:\d+ in .*", told[2])
+    assert re.fullmatch(r"  error \S+ at \[\d+, \d+, \d+, \d+\], allowed \S+", told[3])
+    assert re.fullmatch(r"  attribute scale is 0\.03125, the reference has .*", told[4])
 
 
 def test_the_table_of_mutants_is_the_one_in_the_documents():
