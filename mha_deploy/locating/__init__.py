@@ -4,6 +4,7 @@ report.py       what was found, as plain data
 double.py       a graph's fp64 twin
 exposed.py      a graph with inner values made outputs; the node at which it stops running
 expected.py     what the artifact's graph should be, made again from the weights
+inputs.py       what a graph gets of a case, packed where it is
 budgets.py      what each inner value may be off by
 pairing.py      which value is which in two graphs
 differences.py  how a node differs from the reference's

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mha_deploy.locating.exposed import ExposedGraph
+from mha_deploy.locating.inputs import is_float
 from mha_deploy.precision import Precision
 from mha_deploy.signature import Array, Feeds
 from mha_deploy.verification.metrics import relative_error
@@ -100,7 +101,7 @@ def _moved(feeds: Feeds, precision: Precision) -> Sequence[Feeds]:
         runs.append(
             {
                 name: array
-                if array.dtype == bool
+                if not is_float(array)
                 else (array * (1 + precision.eps * random.uniform(-1, 1, array.shape))).astype(array.dtype)
                 for name, array in feeds.items()
             }

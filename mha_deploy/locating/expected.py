@@ -15,11 +15,12 @@ from mha_deploy.errors import CheckError
 from mha_deploy.graph import write_graph
 from mha_deploy.locating.double import in_double
 from mha_deploy.locating.exposed import ExposedGraph, inner_values
+from mha_deploy.locating.inputs import GraphInputs, is_float
 from mha_deploy.lowering import lower_to_portable
 from mha_deploy.manifest import Artifact
 from mha_deploy.precision import Precision
 from mha_deploy.sessions.reference import ReferenceSession
-from mha_deploy.signature import Array, Feeds
+from mha_deploy.signature import Array
 from mha_deploy.twin import write_twin
 from mha_deploy.typed import Variant, write_typed
 
@@ -51,23 +52,22 @@ class Expected:
         weights = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
         with tempfile.TemporaryDirectory() as folder:
             model, source = _written(bundle, artifact, module, Path(folder))
-        return cls(model, in_double(source, weights), weights, module)
+        return cls(model, in_double(source, weights, bundle.spec.head_dim), weights, module)
 
-    def values(self, feeds: Feeds) -> dict[str, Array]:
+    def values(self, inputs: GraphInputs) -> dict[str, Array]:
         """Every value of the graph in fp64, by name.
 
         Raises:
             CheckError: the graph made again does not mean what PyTorch means: the exporter's fault.
         """
-        doubles = {n: a.astype(np.float64) if a.dtype != bool else a for n, a in feeds.items()}
+        doubles = {n: a.astype(np.float64) if is_float(a) else a for n, a in inputs.feeds.items()}
         values = ExposedGraph(self.truth, inner_values(self.truth)).run(doubles)
         self.module.path = "fused"
         with ReferenceSession(self.module, Precision.FP64) as reference:
-            right = reference.run(
-                {n: a if a.dtype == bool else a.astype(np.float32) for n, a in feeds.items()}
-            )
-        error, largest = np.abs(values["y"] - right["y"]), np.abs(right["y"])
-        finite = np.isfinite(right["y"])
+            floats = {n: a.astype(np.float32) if is_float(a) else a for n, a in inputs.padded.items()}
+            right = reference.run(floats)["y"][inputs.compared]
+        error, largest = np.abs(inputs.answer(values["y"])[inputs.compared] - right), np.abs(right)
+        finite = np.isfinite(right)
         if error[finite].max(initial=0.0) > SAME_IN_FP64 * largest[finite].max(initial=0.0):
             raise CheckError(
                 "the graph made again from the weights differs from PyTorch in fp64: the export itself is at "

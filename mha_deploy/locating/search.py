@@ -16,6 +16,7 @@ from mha_deploy.errors import GraphError
 from mha_deploy.locating.budgets import Budget, Deviation, budgets
 from mha_deploy.locating.expected import Expected
 from mha_deploy.locating.exposed import ExposedGraph, first_nodes, first_that_does_not_run, inner_values
+from mha_deploy.locating.inputs import GraphInputs, inputs_of
 from mha_deploy.locating.pairing import aliases, live_nodes
 from mha_deploy.locating.report import CANNOT_RUN, FUSION, NOT_FOUND, UNREADABLE, VALUE, Located
 from mha_deploy.locating.walk import Walk, place_of
@@ -23,16 +24,23 @@ from mha_deploy.lowering.graph_edit import label
 from mha_deploy.manifest import Artifact
 from mha_deploy.sessions.onnx_runtime import one_line
 from mha_deploy.signature import Array, Feeds
-from mha_deploy.verification import as_inputs
 
 
 @dataclass(frozen=True, slots=True)
 class _Suspect:
-    """A graph, the inputs that it gets, and which rows of its answer count."""
+    """A graph and what it gets. `key` names these inputs among all."""
 
     model: onnx.ModelProto
-    case: Case
-    feeds: Feeds
+    inputs: GraphInputs
+    key: tuple[str, int]
+
+    @property
+    def feeds(self) -> Feeds:
+        return self.inputs.feeds
+
+    def compared(self, y: Array) -> Array:
+        """The rows of the graph's answer that count, [rows, d_model]."""
+        return self.inputs.answer(y)[self.inputs.compared]
 
 
 class Locator:
@@ -45,12 +53,12 @@ class Locator:
     """
 
     def __init__(self, bundle: Bundle, artifact: Artifact, *, max_relative_error: float = 0.0) -> None:
-        self._artifact, self._folder = artifact, bundle.folder
+        self._artifact, self._folder, self._spec = artifact, bundle.folder, bundle.spec
         accepted = float(artifact.details.get("max_relative_error", 0.0))
         self._max_relative_error = max_relative_error or accepted
         self._expected = Expected.of(bundle, artifact)
         self._graph = ExposedGraph(self._expected.model, inner_values(self._expected.model))
-        self._known: dict[str, dict[str, Budget]] = {}
+        self._known: dict[tuple[str, int], dict[str, Budget]] = {}
 
     def on(self, case: Case) -> Located:
         """Where the artifact goes wrong on `case`.
@@ -68,8 +76,14 @@ class Locator:
             model = onnx.load(str(path))
         except Exception as error:  # protobuf's DecodeError is no public name
             return replace(found, kind=UNREADABLE, note=f"{path.name} is no ONNX file: {one_line(error)}")
-        suspect = _Suspect(model, case, as_inputs(case.feeds, self._artifact.signature))
-        nodes = live_nodes(model)
+        for draw, inputs in enumerate(inputs_of(case, self._artifact, self._spec)):
+            looked = self._on(_Suspect(model, inputs, (case.name, draw)), found)
+            if looked.kind != NOT_FOUND:
+                break
+        return looked
+
+    def _on(self, suspect: _Suspect, found: Located) -> Located:
+        model, nodes = suspect.model, live_nodes(suspect.model)
         try:
             answer = ExposedGraph(model).run(suspect.feeds)["y"]
             values = ExposedGraph(model, _values_of(nodes)).run(suspect.feeds)
@@ -78,10 +92,8 @@ class Locator:
         with np.errstate(invalid="ignore", over="ignore"):
             walk = self._walk(suspect)
             found = walk.first_out_of_budget(found, nodes, values)
-            if (
-                found.kind == NOT_FOUND
-                and not np.isfinite(values["y"][case.compared].astype(np.float64)).all()
-            ):
+            finite = np.isfinite(suspect.compared(values["y"]).astype(np.float64)).all()
+            if found.kind == NOT_FOUND and not finite:
                 found = walk.first_overflow(found, nodes, values)
             if found.kind == NOT_FOUND:
                 found = _fused_away(found, suspect, walk, answer)
@@ -89,15 +101,15 @@ class Locator:
 
     def _walk(self, suspect: _Suspect) -> Walk:
         """What each value may be off by on this case is found out once."""
-        case = suspect.case
-        if case.name not in self._known:
-            values = self._expected.values(suspect.feeds)
+        if suspect.key not in self._known:
+            values = self._expected.values(suspect.inputs)
             truths = {name: values[to] for name, to in aliases(self._expected.model, values).items()}
-            self._known[case.name] = budgets(truths, self._graph, suspect.feeds, self._artifact.precision)
+            precision = self._artifact.precision
+            self._known[suspect.key] = budgets(truths, self._graph, suspect.feeds, precision)
         return Walk(
             suspect.model,
             self._expected,
-            self._known[case.name],
+            self._known[suspect.key],
             self._artifact.precision,
             self._max_relative_error,
         )
@@ -127,13 +139,12 @@ def _values_of(nodes: Sequence[NodeProto]) -> list[str]:
 
 def _fused_away(found: Located, suspect: _Suspect, walk: Walk, answer: Array) -> Located:
     """With every value shown the graph holds. Does it without, and which value's showing cures it?"""
-    rows = suspect.case.compared[:, :, None]
     budget = walk.budgets["y"]
-    settled = np.broadcast_to(budget.settled, budget.truth.shape)
-    compared = replace(budget, truth=np.where(rows, budget.truth, 0.0), settled=settled)
+    settled = suspect.compared(np.broadcast_to(budget.settled, budget.truth.shape))
+    compared = replace(budget, truth=suspect.compared(budget.truth), settled=settled)
 
     def off(y: Array) -> Deviation:
-        return walk.deviation(compared, np.where(rows, y, y.dtype.type(0)))
+        return walk.deviation(compared, suspect.compared(y))
 
     deviation = off(answer)
     if deviation.held:
