@@ -36,8 +36,8 @@ class Job:
     """What to build, and what is known of it.
 
     `prove` holds a rewritten ONNX file against what `source` means and says how; it raises
-    CheckError where they differ. `precision` is the one asked for, "" for the file's own. `command`
-    builds the same engine again.
+    CheckError where they differ. `precision` is the one asked for, "" for the file's own; `keeps_fp32`
+    where some products were asked for in fp32 beside it. `command` builds the same engine again.
     """
 
     source: Path
@@ -48,6 +48,7 @@ class Job:
     precision: str
     weights_sha256: str
     command: str
+    keeps_fp32: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,8 @@ def _rewritten(job: Job, lower: Callable[[onnx.ModelProto], Lowered], path: Path
 
 def _refuse_other_precision(job: Job, built: BuiltPlan) -> None:
     """A strongly typed build keeps the file's types, so the file itself was of another precision."""
-    if job.precision and built.precision != job.precision:
+    taken = (job.precision, f"fp32+{job.precision}") if job.keeps_fp32 else (job.precision,)
+    if job.precision and built.precision not in taken:
         raise CheckError(
             f"{job.precision} was asked for, but the engine computes in {built.precision}; "
             "nothing was written"
@@ -191,14 +193,14 @@ def _cached(plan: Path, key: str) -> Passport | None:
 
 
 def _passport(job: Job, key: str, built: BuiltPlan, source: _Source) -> Passport:
-    graph = read_graph(source.path)
+    graph, precision = read_graph(source.path), job.precision or built.precision
     return Passport(
         key=key,
         backend=built.backend.name,
         version=built.backend.version,
         targets=built.targets,
         gpu="" if built.backend.has_targets else gpu_name(),
-        precision=built.precision,
+        precision=precision,
         onnx_file=job.source.name,
         onnx_sha256=sha256_of(job.source),
         weights_sha256=job.weights_sha256 or _external_sha256(job.source),
@@ -212,7 +214,7 @@ def _passport(job: Job, key: str, built: BuiltPlan, source: _Source) -> Passport
         decomposed=built.decomposed,
         activation_bytes=built.activation_bytes,
         lowering=source.steps,
-        kept_fp32=tuple(kept_in_fp32(source.path)) if built.precision in ("fp16", "bf16") else (),
+        kept_fp32=tuple(kept_in_fp32(source.path)) if precision in ("fp16", "bf16") else (),
         checked=source.checked,
         warnings=built.warnings,
         command=job.command,

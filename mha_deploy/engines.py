@@ -19,16 +19,17 @@ from mha_deploy.tensorrt.options import BuildOptions
 from mha_deploy.tensorrt.passport import SUFFIX, rebuild_command
 from mha_deploy.tensorrt.profiles import Profile, profiles_for, profiles_for_graph
 from mha_deploy.tensorrt.progress import SILENT, Progress
-from mha_deploy.typed import IO_FORMS, TYPED, Variant
+from mha_deploy.typed import IO_FORMS, ISLANDS, TYPED, Variant
 from mha_deploy.variants import PORTABLE, Status, check_numerically, typed_artifact
 
 DEFAULT_OPTIONS = BuildOptions()
 # Names of ONNX forms that a bundle has, or gets when one is asked for.
 RESERVED = {CANONICAL, PORTABLE} | {
-    f"{Variant(precision, io, layout).name}{twin}"
+    f"{Variant(precision, io, layout).name}{islands}{twin}"
     for precision in TYPED
     for io in IO_FORMS
     for layout in LAYOUTS
+    for islands in ("", ISLANDS)
     for twin in ("", "-twin")
 }
 
@@ -70,6 +71,7 @@ def build_engine(
         precision=variant.precision.value,
         weights_sha256=bundle.manifest.weights.sha256,
         command=rebuild_command("BUNDLE", [*_variant_flags(variant), *_flags(options, profiles, name)]),
+        keeps_fp32=bool(variant.keep_fp32),
     )
     engine = run_job(job, options, progress=progress, status=status)
     _record(bundle, engine, variant)
@@ -139,7 +141,8 @@ def _small_sizes(profiles: Sequence[Profile]) -> list[dict[str, int]]:
 
 def _variant_flags(variant: Variant) -> list[str]:
     flags = [f"--{variant.precision.value}", *(["--io", variant.io] if variant.io != "fp32" else [])]
-    return flags + (["--layout", variant.layout] if variant.layout != "padded" else [])
+    flags += ["--layout", variant.layout] if variant.layout != "padded" else []
+    return flags + (["--keep-fp32", ",".join(variant.keep_fp32)] if variant.keep_fp32 else [])
 
 
 def _flags(options: BuildOptions, profiles: Sequence[str], name: str) -> list[str]:

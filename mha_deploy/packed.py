@@ -33,6 +33,41 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class PaddedBatch:
+    """A padded batch as pieces, a piece for each of its rows, and their answers set back.
+
+    The tokens that the mask keeps are taken, wherever they stand. `keep` [batch, key] is the mask,
+    `used` [batch, key] which keys are handed on. `queries`: how long the padded answer is.
+    """
+
+    spec: AttentionSpec
+    pieces: tuple[Piece, ...]
+    keep: Array
+    used: Array
+    queries: int
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, feeds: Mapping[str, Array]) -> PaddedBatch:
+        """`feeds` are those of the block's own padded contract."""
+        data = [tensor.name for tensor in spec.signature.inputs if tensor.is_float]
+        batch, queries = feeds[data[0]].shape[:2]
+        keep = feeds.get("mask", np.ones((batch, feeds[data[-1]].shape[1]), bool))
+        used = np.array([_used(spec, row) for row in keep])
+        pieces = tuple(_piece(spec, feeds, row, keep[row], used[row]) for row in range(batch))
+        return cls(spec, pieces, keep, used, queries)
+
+    def set_back(self, answers: Sequence[Array]) -> Array:
+        """`answers` [query length, d_model] by piece as [batch, queries, d_model]; padded query rows of
+        self attention, which a packed graph does not compute, are 0."""
+        y = np.zeros((len(answers), self.queries, answers[0].shape[1]), answers[0].dtype)
+        for row, answer in enumerate(answers):
+            # Where nothing is kept, every query's answer is that of a zero token which sees nothing.
+            whole = self.spec.kind == "cross" or not self.keep[row].any()
+            y[row, slice(None) if whole else self.used[row]] = answer
+        return y
+
+
+@dataclass(frozen=True, slots=True)
 class RunCost:
     """What a run costs beside its projections, which are the same however requests are grouped.
 
@@ -163,6 +198,24 @@ def _streams(spec: AttentionSpec) -> dict[str, tuple[str, ...]]:
     if spec.kind == "self":
         return {"": ("x",)}
     return {"q_": ("query",), "kv_": ("key", "value")}
+
+
+def _used(spec: AttentionSpec, keep: Array) -> Array:
+    """Which keys are handed on. A hole is one where places count: causal over keys of another input."""
+    used = keep.copy()
+    if spec.kind == "cross" and spec.causal:
+        used = np.logical_or.accumulate(keep[::-1])[::-1]
+    used[0] |= not used.any()
+    return used
+
+
+def _piece(spec: AttentionSpec, feeds: Mapping[str, Array], row: int, keep: Array, used: Array) -> Piece:
+    tensors = {}
+    for tensor in spec.signature.inputs:
+        if tensor.is_float:
+            tokens, of_keys = feeds[tensor.name][row], tensor.shape[1] == spec.key_axis
+            tensors[tensor.name] = np.where(keep[:, None], tokens, 0)[used] if of_keys else tokens
+    return Piece(tensors, keep[used])
 
 
 def _tokens(spec: AttentionSpec, name: str, axis: str) -> TensorSpec:

@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from mha_deploy.attention import MultiHeadAttention
 from mha_deploy.errors import InputError
-from mha_deploy.graph import INLINE_LIMIT, write_graph
+from mha_deploy.graph import INLINE_LIMIT, check_graph, write_graph
+from mha_deploy.islands import keep_in_fp32
 from mha_deploy.packed import LAYOUTS, graph_signature
 from mha_deploy.packed_attention import PackedAttention
 from mha_deploy.precision import Precision
@@ -26,6 +27,7 @@ from mha_deploy.signature import Signature
 from mha_deploy.spec import AttentionSpec
 
 IO_FORMS = ("fp32", "same")
+ISLANDS = "-islands"  # at the end of the name of a form that keeps some nodes in fp32
 TYPED = (Precision.FP32, Precision.FP16, Precision.BF16)
 
 
@@ -34,13 +36,17 @@ class Variant:
     """A precision, by member or name, the form of inputs and outputs (fp32, or the "same" as it), and
     the layout of tokens: "padded", or "packed" (see `packed`).
 
+    `keep_fp32` names nodes of the typed graph that compute in fp32 all the same, beside the attention
+    core, which always does.
+
     Raises:
-        InputError: another precision, form or layout.
+        InputError: another precision, form or layout, or nodes to keep in fp32 where all are.
     """
 
     precision: Precision
     io: str = "fp32"
     layout: str = "padded"
+    keep_fp32: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.precision in list(Precision):
@@ -52,13 +58,18 @@ class Variant:
             )
         if self.layout not in LAYOUTS:
             raise InputError(f"layout {self.layout!r}; expected one of {', '.join(LAYOUTS)}")
+        if self.keep_fp32 and self.precision is Precision.FP32:
+            raise InputError(
+                "every node computes in fp32 already; name nodes to keep in it with fp16 or bf16"
+            )
+        object.__setattr__(self, "keep_fp32", tuple(sorted(set(self.keep_fp32))))
 
     @property
     def name(self) -> str:
-        """The artifact's: "fp16", "fp16-io", "packed" (in fp32), "packed-fp16"."""
+        """The artifact's: "fp16", "fp16-io", "packed" (in fp32), "packed-fp16", "fp16-islands"."""
         parts = ["packed"] if self.layout == "packed" else []
         parts += [] if parts and self.precision is Precision.FP32 else [self.precision.value]
-        return "-".join(parts) + ("" if self.io == "fp32" else "-io")
+        return "-".join(parts) + ("" if self.io == "fp32" else "-io") + (ISLANDS if self.keep_fp32 else "")
 
     def signature(self, spec: AttentionSpec) -> Signature:
         """Of this variant's graph of `spec`.
@@ -113,10 +124,15 @@ def write_typed(
     Raises:
         SpecError: the block has no packed layout, and that is asked for.
         GraphError, FrozenAxisError: as `graph.write_graph`.
+        InputError: the graph has no node of a name to keep in fp32.
     """
     signature = variant.signature(module.spec)
     kind = TypedPackedAttention if variant.layout == "packed" else TypedAttention
     write_graph(kind(module, variant), signature, path, inline_limit)
+    if variant.keep_fp32:
+        weights = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
+        keep_in_fp32(path, variant.keep_fp32, weights)
+        check_graph(path, signature)
 
 
 def kept_in_fp32(path: Path) -> list[str]:

@@ -23,6 +23,7 @@ from mha_deploy.staging import staged_folder
 from mha_deploy.twin import write_twin
 from mha_deploy.typed import Variant, kept_in_fp32, write_typed
 from mha_deploy.verification import FAILED, OUT_OF_RANGE, Judge
+from mha_deploy.verification.beyond_range import judged_beyond_range
 
 PORTABLE = "portable"
 Status = Callable[[str], None]
@@ -51,10 +52,16 @@ def typed_artifact(
 
     Raises:
         CheckError: it does not pass its own precision's yardstick.
+        InputError: a node to keep in fp32 is not in it.
     """
     if variant.precision is Precision.FP32 and variant.layout == "padded":
         return bundle.artifact(CANONICAL)
-    present = [artifact for artifact in Bundle.load(bundle.folder).artifacts if artifact.name == variant.name]
+    keep = list(variant.keep_fp32)
+    present = [
+        artifact
+        for artifact in Bundle.load(bundle.folder).artifacts
+        if artifact.name == variant.name and artifact.details.get("keep_fp32", []) == keep
+    ]
     if present:
         return present[0]
     status(f"exporting {variant.name}")
@@ -66,6 +73,8 @@ def typed_artifact(
         details: dict[str, Any] = {"io": variant.io, "checked": str(checked)}
         if variant.precision is not Precision.FP32:
             details["kept_fp32"] = kept_in_fp32(path)
+        if keep:
+            details["keep_fp32"] = keep
         if variant.precision is Precision.BF16:
             write_twin(path, staging / "twin.onnx")
     return _record(bundle, variant, details)
@@ -124,7 +133,8 @@ def check_numerically(bundle: Bundle, variant: Variant, path: Path) -> Checked:
     if variant.layout == "packed":
         opened = PaddedView(PackedSession(opened, bundle.spec))
     with opened as session:
-        results = [judge(session, variant.name, case) for case in cases]
+        judged = judged_beyond_range if variant.keep_fp32 else Judge.__call__
+        results = [judged(judge, session, variant.name, case) for case in cases]
     if runs != path:
         runs.unlink()
     failed = [result for result in results if result.outcome == FAILED]

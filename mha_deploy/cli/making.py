@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mha_deploy.cli.keeping import keep_fp32_names, keep_fp32_option
 from mha_deploy.cli.shared import FOLDER, console, json_option, layout_option, print_json, status_line
 from mha_deploy.errors import InputError
 from mha_deploy.staging import interrupts_held
@@ -80,6 +81,7 @@ def export(
     show_default=True,
     help="Inputs and outputs in fp32, or in the engine's own precision.",
 )
+@keep_fp32_option
 @layout_option("Padded batches, or real tokens with indices.")
 @click.option("-o", "--out", type=FOLDER, help="Folder for the engine of an ONNX file.")
 @click.option("--name", default="", help="Name of the engine.  [default: precision and backend]")
@@ -131,10 +133,11 @@ def _build(given: dict[str, Any], status: Any, progress: Progress) -> Engine:
             raise InputError(f"{source} is a bundle, which keeps its engines itself; leave -o out")
         if not precision:
             raise InputError("name the engine's precision: --fp16, --bf16 or --fp32")
-        variant = Variant(Precision(precision), given["io"], given["layout"])
+        kept = tuple(keep_fp32_names(given["keep_fp32"]))
+        variant = Variant(Precision(precision), given["io"], given["layout"], kept)
         return of_bundle(Bundle.load(source), variant, options, given["profiles"], **watch)
-    if given["io"] != "fp32":
-        raise InputError("--io is for bundles; an ONNX file keeps the inputs and outputs that it has")
+    if given["io"] != "fp32" or given["keep_fp32"]:
+        raise InputError("--io and --keep-fp32 are for bundles; an ONNX file is built as it is written")
     if given["layout"] != "padded":
         raise InputError("--layout is for bundles; an ONNX file keeps the layout that it has")
     if not out:

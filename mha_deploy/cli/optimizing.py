@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from mha_deploy.cli.keeping import keep_fp32_names, keep_fp32_option
 from mha_deploy.cli.shared import (
     FOLDER,
     SHARE,
@@ -35,11 +36,15 @@ UNPLACED = {"device": "cpu", "threads": 0, "fallback": None, "cuda_graphs": Fals
     help="Measured at each size, all candidates together.  [default: 4]",
 )
 @click.option("--portable", is_flag=True, help="Make the opset 20 form, without an Attention operator.")
-@click.option("--precision", type=click.Choice(["int8"]), help="Make the int8 form, if it passes.")
+@click.option(
+    "--precision",
+    type=click.Choice(["fp16", "bf16", "int8"]),
+    help="Make the form in 16 bits, attention core in fp32; or quantised, if that passes on real inputs.",
+)
 @click.option("--max-relative-error", type=SHARE, help="Budget of int8 on real inputs, as 2.5% or 0.025.")
 @click.option("--inputs", type=FOLDER, help="Packed real inputs for int8.  [default: the bundle's own]")
 @click.option("--scheme", type=click.Choice(["auto", "dynamic", "static"]), help="Scales of int8.")
-@click.option("--keep-fp32", multiple=True, metavar="NODE,...", help="Nodes that int8 leaves alone.")
+@keep_fp32_option
 @placement_options
 @json_option
 def optimize(
@@ -61,31 +66,36 @@ def optimize(
 
     `infer`, `bench` and `serve` run it here from then on. What was found before is not measured again.
 
-    With --portable or --precision int8, that ONNX form is made instead, and joins the bundle where it
+    With --portable or --precision, that ONNX form is made instead, and joins the bundle where it
     passes; with --allow int8 a search takes it in. Exit code 1 where nothing passes.
     """
-    of_int8 = max_relative_error is not None or inputs or scheme or keep_fp32
+    of_int8 = max_relative_error is not None or inputs or scheme
     of_search = allow or grid or seconds is not None or where != UNPLACED
     if portable and precision:
-        raise InputError("--portable and --precision int8 make two forms; ask for one at a time")
+        raise InputError("--portable and --precision make two forms; ask for one at a time")
     if (portable or precision) and of_search:
         raise InputError(
             "--allow, --grid, --seconds and where to run are for the search, which --portable and "
             "--precision leave out; run optimize once for the form and once for the search"
         )
-    if of_int8 and not precision:
-        raise InputError("--max-relative-error, --inputs, --scheme and --keep-fp32 are for --precision int8")
+    if of_int8 and precision != "int8":
+        raise InputError("--max-relative-error, --inputs and --scheme are for --precision int8")
+    if keep_fp32 and not precision:
+        raise InputError("--keep-fp32 is for --precision fp16, bf16 or int8")
     if portable:
         _portable(bundle, as_json=as_json)
         return
     if not precision:
         _search(bundle, allow, grid, seconds, where, as_json=as_json)
         return
+    names = keep_fp32_names(keep_fp32)
+    if precision in ("fp16", "bf16"):
+        _typed(bundle, precision, names, as_json=as_json)
+        return
     if max_relative_error is None:
         raise InputError(
             "int8 has no PyTorch run to be held to; declare its budget: --max-relative-error 2.5%"
         )
-    names = [name.strip() for text in keep_fp32 for name in text.split(",") if name.strip()]
     _int8(bundle, max_relative_error, inputs, scheme or "auto", names, as_json=as_json)
 
 
@@ -137,6 +147,24 @@ def _portable(folder: Path, *, as_json: bool) -> None:
         return
     for step in lowered.steps:
         click.echo(f"{step.rule} at {step.node}: {step.why}")
+    click.echo(f"checked: {artifact.details['checked']}")
+    click.echo(f"artifact: {artifact.name} ({folder / artifact.files[0].file})")
+
+
+def _typed(folder: Path, precision: str, keep_fp32: list[str], *, as_json: bool) -> None:
+    with interrupts_held():
+        from mha_deploy.bundle import Bundle
+        from mha_deploy.precision import Precision
+        from mha_deploy.typed import Variant
+        from mha_deploy.variants import typed_artifact
+
+    variant = Variant(Precision(precision), keep_fp32=tuple(keep_fp32))
+    with status_line() as status:
+        artifact = typed_artifact(Bundle.load(folder), variant, status)
+    if as_json:
+        print_json(artifact.to_json())
+        return
+    click.echo(f"in fp32: {', '.join(artifact.details['kept_fp32'])}")
     click.echo(f"checked: {artifact.details['checked']}")
     click.echo(f"artifact: {artifact.name} ({folder / artifact.files[0].file})")
 

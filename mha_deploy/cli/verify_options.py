@@ -62,3 +62,18 @@ def report_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def locate_options(command: Callable[..., None]) -> Callable[..., None]:
+    options = (
+        click.option("--locate", is_flag=True, help="Where an artifact fails, name the node at fault."),
+        click.option(
+            "--keep-fp32-to",
+            type=FOLDER,
+            metavar="FILE",
+            help="With --locate: write the nodes that have to be in fp32, for --keep-fp32.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command

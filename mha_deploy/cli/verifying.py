@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,12 @@ from mha_deploy.cli.shared import (
     print_json,
     status_line,
 )
-from mha_deploy.cli.verify_options import foreign_options, report_options
+from mha_deploy.cli.verify_options import foreign_options, locate_options, report_options
 from mha_deploy.errors import InputError
 from mha_deploy.staging import interrupts_held
 
 if TYPE_CHECKING:
+    from mha_deploy.locating import LocateReport
     from mha_deploy.verification import VerifyReport
     from mha_deploy.verification.heatmap import Chosen
 
@@ -61,6 +63,7 @@ _FLAGS = {"names": "--case", "artifacts": "--artifact", "dims": "--dim", "input_
 @click.option("--fail-fast", is_flag=True, help="Stop at the first failure.")
 @foreign_options
 @report_options
+@locate_options
 @placement_options
 @json_option
 def verify(
@@ -72,6 +75,8 @@ def verify(
     junit: Path | None,
     heat_map: Path | None,
     heat_map_case: str,
+    locate: bool,
+    keep_fp32_to: Path | None,
     as_json: bool,
     device: str,
     threads: int,
@@ -95,19 +100,31 @@ def verify(
         if way == "--against":
             raise InputError("--heat-map shows an error against a reference; --against has another file")
         check_picture(heat_map)
+    _check_locating(way, keep_fp32_to, locate=locate)
     chosen = Chosen(heat_map_case)
+    if options["inputs"]:
+        from mha_deploy.tensor_files import read_tensors
+
+        options["inputs"] = read_tensors(options["inputs"])
     taken = {name: options[name] for name in _TAKES[way] if options[name]}
     taken["placement"] = placement(device, threads, fallback, cuda_graphs=cuda_graphs)
     with status_line() as progress:
         report = _run(way, target, held, chosen, progress=progress, **taken)
+        faults = _located(target, report, taken, progress) if locate and not report.passed else None
+    if faults and keep_fp32_to:
+        faults.write_keep_fp32(keep_fp32_to)
     if junit:
         write_junit(report, junit)
     if as_json:
-        print_json(report.to_json())
+        print_json(report.to_json() | ({"located": faults.to_json()} if faults else {}))
     else:
         from mha_deploy.render_verify import verify_tables
 
         verify_tables(console(), report)
+        if faults:
+            from mha_deploy.render_locate import locate_lines
+
+            locate_lines(console(), faults)
     if heat_map:
         _draw(chosen, heat_map)
     if not report.passed:
@@ -130,6 +147,29 @@ def _way(target: Path, ways: dict[str, Any], options: dict[str, Any]) -> tuple[s
         flag = _FLAGS.get(foreign[0], f"--{foreign[0].replace('_', '-')}")
         raise InputError(f"{flag} does not go with {way or 'the artifacts of a bundle'}")
     return way, ways.get(way)
+
+
+def _check_locating(way: str, keep_fp32_to: Path | None, *, locate: bool) -> None:
+    if locate and way:
+        raise InputError(f"--locate looks into the artifacts of a bundle; it does not go with {way}")
+    if keep_fp32_to and not locate:
+        raise InputError("--keep-fp32-to writes what --locate finds; give both")
+
+
+def _located(
+    target: Path, report: VerifyReport, options: dict[str, Any], progress: Callable[[str], None]
+) -> LocateReport:
+    """Where the artifacts of `report` go wrong, on the cases that they met."""
+    with interrupts_held():
+        from mha_deploy.bundle import Bundle
+        from mha_deploy.locating import locate
+        from mha_deploy.verification import References, suite_of
+
+    bundle = Bundle.load(target)
+    of_suite = {name: options[name] for name in ("names", "inputs", "seed") if name in options}
+    suite = suite_of(bundle, References(bundle.reference()), **of_suite)
+    budget = options.get("max_relative_error", 0.0)
+    return locate(bundle, report, suite.cases, max_relative_error=budget, progress=progress)
 
 
 def _run(way: str, target: Path, held: Any, chosen: Chosen, **options: Any) -> VerifyReport:

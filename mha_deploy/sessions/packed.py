@@ -8,7 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from mha_deploy.errors import FeedError
-from mha_deploy.packed import UNMEASURED, Piece, RunCost, graph_feeds, plan_runs, request_signature
+from mha_deploy.packed import (
+    UNMEASURED,
+    PaddedBatch,
+    Piece,
+    RunCost,
+    graph_feeds,
+    plan_runs,
+    request_signature,
+)
 from mha_deploy.ragged import pack, unpack
 from mha_deploy.sessions.base import Session
 from mha_deploy.signature import Array, Feeds, Signature
@@ -125,8 +133,7 @@ class PackedSession(Session):
 class PaddedView(Session):
     """The block's own padded contract over a packed session: what verification and bench run.
 
-    The tokens that the mask keeps are taken, wherever they stand, and the answers set back; the padded
-    query rows of self attention, which a packed graph does not compute, are 0.
+    Tokens are taken and answers set back as `packed.PaddedBatch` says.
     """
 
     def __init__(self, packed: PackedSession) -> None:
@@ -134,35 +141,8 @@ class PaddedView(Session):
         self._packed = packed
 
     def _execute(self, feeds: Feeds) -> dict[str, Array]:
-        data = [tensor.name for tensor in self.signature.inputs if tensor.is_float]
-        batch, queries = feeds[data[0]].shape[:2]
-        keep = feeds.get("mask", np.ones((batch, feeds[data[-1]].shape[1]), bool))
-        used = np.array([self._used(row) for row in keep])
-        pieces = [self._piece(feeds, row, keep[row], used[row]) for row in range(batch)]
-        answers = self._packed.answers(pieces)
-        y = np.zeros((batch, queries, answers[0].shape[1]), answers[0].dtype)
-        for row, answer in enumerate(answers):
-            # Where nothing is kept, every query's answer is that of a zero token which sees nothing.
-            whole = self._packed.spec.kind == "cross" or not keep[row].any()
-            y[row, slice(None) if whole else used[row]] = answer
-        return {"y": y}
-
-    def _used(self, keep: Array) -> Array:
-        """Which keys are handed on. A hole is one where places count: causal over keys of another input."""
-        spec, used = self._packed.spec, keep.copy()
-        if spec.kind == "cross" and spec.causal:
-            used = np.logical_or.accumulate(keep[::-1])[::-1]
-        used[0] |= not used.any()
-        return used
-
-    def _piece(self, feeds: Feeds, row: int, keep: Array, used: Array) -> Piece:
-        tensors = {}
-        for tensor in self.signature.inputs:
-            if tensor.is_float:
-                tokens = feeds[tensor.name][row]
-                of_keys = tensor.shape[1] == self._packed.spec.key_axis
-                tensors[tensor.name] = np.where(keep[:, None], tokens, 0)[used] if of_keys else tokens
-        return Piece(tensors, keep[used])
+        batch = PaddedBatch.of(self._packed.spec, feeds)
+        return {"y": batch.set_back(self._packed.answers(batch.pieces))}
 
     def _release(self) -> None:
         self._packed.close()

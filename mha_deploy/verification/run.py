@@ -17,6 +17,7 @@ from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
 from mha_deploy.signature import Feeds, Sizes
 from mha_deploy.spec import AttentionSpec
 from mha_deploy.verification.artifact_map import artifact_map
+from mha_deploy.verification.beyond_range import judged_beyond_range
 from mha_deploy.verification.heatmap import HeatMap
 from mha_deploy.verification.judge import Judge
 from mha_deploy.verification.properties import Property
@@ -86,6 +87,7 @@ def verify(
                     session,
                     artifact.name,
                     batch_dependent=bool(artifact.details.get("batch_dependent", False)),
+                    keeps_fp32=bool(artifact.details.get("keep_fp32")) and not artifact.precision.is_integer,
                     progress=progress,
                     observe=observe,
                     draw=partial(artifact_map, bundle, placement),
@@ -154,7 +156,10 @@ def given_cases(spec: AttentionSpec, inputs: Feeds, own: Sequence[Request]) -> l
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One artifact's session in front of the judge. `draw` makes the heat map of a case's result."""
+    """One artifact's session in front of the judge. `draw` makes the heat map of a case's result.
+
+    `keeps_fp32`: some nodes were asked for in fp32, so that it may hold where its precision does not.
+    """
 
     judge: Judge
     session: Session
@@ -163,6 +168,7 @@ class Bench:
     observe: Observe
     draw: Callable[[CaseResult, Case], HeatMap]
     batch_dependent: bool = False
+    keeps_fp32: bool = False
 
     def results(self, cases: Sequence[Case], properties: Sequence[Property]) -> Iterator[Result]:
         """One after the other; what the artifact cannot run at all has failed, and the others still
@@ -182,7 +188,8 @@ class Bench:
     def case(self, case: Case) -> CaseResult:
         """The case judged, or failed where it cannot be run."""
         try:
-            result = self.judge(self.session, self.artifact, case)
+            judged = judged_beyond_range if self.keeps_fp32 else Judge.__call__
+            result = judged(self.judge, self.session, self.artifact, case)
         except (GraphError, FrozenAxisError) as error:
             return failed_case(case.name, self.artifact, self.session.precision, case.sizes, str(error))
         self.observe(result, partial(self.draw, result, case))
