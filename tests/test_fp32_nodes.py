@@ -164,7 +164,7 @@ def test_the_products_that_int8_is_too_coarse_for_are_found_and_put_back(quantis
     assert set(read_keep_fp32(str(keep))) < set(products)
     onnx.save(splice_fp32(model, canonical, nodes["keep_fp32"]), tmp_path / "spliced.onnx")
     judge = Judge(quantised.reference(), max_relative_error=0.025)
-    (case,) = given_cases(quantised, {})
+    (case,) = given_cases(quantised.spec, {}, quantised.real_inputs())
     with OnnxRuntimeSession(
         tmp_path / "spliced.onnx", quantised.signature, precision=Precision.INT8
     ) as session:

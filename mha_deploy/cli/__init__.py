@@ -19,6 +19,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -48,7 +49,7 @@ class Pipeline(click.Group):
             if isinstance(stream, io.TextIOWrapper):  # a name that the terminal cannot show is no failure
                 stream.reconfigure(errors="backslashreplace")
         try:
-            return super().invoke(ctx)
+            return _interruptible(super().invoke, ctx)
         except MhaDeployError as error:
             if ctx.params.get("debug"):
                 raise
@@ -62,6 +63,19 @@ class Pipeline(click.Group):
         except KeyboardInterrupt:
             click.echo("interrupted; nothing was left half-written", err=True)
             ctx.exit(130)
+
+
+def _interruptible(run: Callable[[click.Context], Any], ctx: click.Context) -> Any:
+    """Libraries turn a KeyboardInterrupt that reaches them into errors of their own."""
+    try:
+        return run(ctx)
+    except Exception as error:
+        link: BaseException | None = error
+        while link is not None:
+            if isinstance(link, KeyboardInterrupt):
+                raise link from None
+            link = link.__cause__ or link.__context__
+        raise
 
 
 def _first_line(error: BaseException) -> str:

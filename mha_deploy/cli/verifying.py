@@ -183,11 +183,8 @@ def _run(way: str, target: Path, held: Any, chosen: Chosen, **options: Any) -> V
         return verify_against_file(target, held, **options)
     with interrupts_held():
         from mha_deploy.bundle import Bundle
-        from mha_deploy.tensor_files import read_tensors
 
     bundle = Bundle.load(target)
-    if "inputs" in options:
-        options["inputs"] = read_tensors(options["inputs"])
     if way == "--onnx":
         from mha_deploy.foreign import verify_file
 
