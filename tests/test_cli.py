@@ -76,7 +76,7 @@ def test_verify_prints_a_table_with_allowed_and_needed(cli, small_bundle):
         "allowed",
         "needed",
         "yardstick",
-        "24 of 24 cases passed, 10 of 10",
+        "26 of 26 cases passed, 10 of 10",
     ):
         assert word in result.stdout
 

@@ -70,6 +70,33 @@ def test_an_engine_that_is_wrong_over_a_range_of_lengths_only_fails(module, judg
     assert FAILED in {each.outcome for each in between}
 
 
+def test_an_engine_that_forgets_the_mask_of_later_rows_fails(module, judge):
+    """The rows beyond the fourth, and beyond the first two at the greatest length."""
+    inner = ReferenceSession(module, Precision.FP32)
+
+    def run(feeds):
+        mask = feeds["mask"].copy()
+        mask[4:] = True
+        return {"y": inner.run({**feeds, "mask": mask})["y"].astype(np.float32)}
+
+    forgetful = FakeSession(SPEC.signature, run)
+    assert judge(forgetful, "wrong", case("ragged-padding")).passed
+    assert judge(forgetful, "wrong", case("ragged-batch")).outcome == FAILED
+
+
+def test_holes_are_masked_at_the_greatest_length_too(module, judge):
+    inner = ReferenceSession(module, Precision.FP32)
+
+    def run(feeds):
+        position = np.arange(feeds["mask"].shape[1])
+        last = np.where(feeds["mask"], position, -1).max(axis=1)
+        first = np.where(feeds["mask"], position, len(position)).min(axis=1)
+        filled = (position >= first[:, None]) & (position <= last[:, None])
+        return {"y": inner.run({**feeds, "mask": filled})["y"].astype(np.float32)}
+
+    assert judge(FakeSession(SPEC.signature, run), "wrong", case("ragged-long")).outcome == FAILED
+
+
 def test_a_case_is_the_same_for_one_seed_whichever_others_are_made_and_another_for_another_seed():
     everything = {each.name: each for each in standard_cases(SPEC, seed=3)}
     for name, found in everything.items():

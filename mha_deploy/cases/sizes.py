@@ -44,6 +44,11 @@ class Sizing:
         most = {self.q: self.spec.signature.dim(self.q).max, self.kv: self.spec.signature.dim(self.kv).max}
         return self.fitted({self.batch: self.within(self.batch, rows), **most})
 
+    def wide(self) -> dict[str, int]:
+        """The largest batch, at lengths that have room for padding on every side."""
+        wanted = {self.q: self.within(self.q, 17), self.kv: self.within(self.kv, 17)}
+        return self.fitted({self.batch: self.spec.dims[0].max, **wanted})
+
     def fits(self, sizes: Sizes) -> bool:
         batch, q, kv = (sizes[name] for name in (self.batch, self.q, self.kv))
         data = batch * max(q, kv) * max(self.spec.d_model, self.spec.kdim, self.spec.vdim)

@@ -18,6 +18,8 @@ from mha_deploy.spec import AttentionSpec
 
 # Samples of the largest batch that differ; the rest repeat them.
 DISTINCT = 2
+# How the four cases by chance are masked: a mask that is wrong beyond some length shows in one of them.
+BETWEEN = ((HOLES,), (LEFT,), (RIGHT,), (HOLES, LEFT, RIGHT, ""))
 # Enough to tell that a graph is the block, at no great cost; `verify` runs all.
 QUICK = (
     "ragged-padding",
@@ -71,16 +73,20 @@ def _recipes(spec: AttentionSpec, requests: Sequence[Request], seed: int) -> dic
     add("sharp-softmax", lambda case: scaled(case, 4.0), small)
     add("near-ties", lambda case: near_ties(case, seed), small)
     add("outlier-channels", lambda case: outlier_channels(case, seed), small)
+    add("small-values", lambda case: scaled(case, 0.01), small)
     add("large-values", lambda case: scaled(case, 1000.0), small)
-    for number, sizes in enumerate(sizing.between(generator(seed, "between")), 1):
-        add(f"between-{number}", _as_it_is, sizing.fitted(sizes))
+    for number, sizes in enumerate(sizing.between(generator(seed, "between"))):
+        masks = _as_it_is if spec.mask == "none" else partial(ragged, spec, seed=seed, sides=BETWEEN[number])
+        add(f"between-{number + 1}", masks, sizing.fitted(sizes))
+    if spec.mask != "none":
+        add("ragged-batch", lambda case: ragged(spec, case, seed), sizing.wide())
     for dim in spec.dims:
         add(f"{dim.name}-max", _as_it_is, sizing.fitted({**twos, dim.name: dim.max}))
     for case in real_cases(spec, requests):
         recipes[case.name] = partial(_as_it_is, case)
     add("flat-softmax", lambda case: flat_softmax(case, seed), sizing.long(2))
     if spec.mask != "none":
-        add("ragged-long", lambda case: ragged(spec, case, seed), sizing.long(2))
+        add("ragged-long", lambda case: ragged(spec, case, seed), sizing.long(3))
     add("opt", _as_it_is, {dim.name: dim.opt for dim in spec.dims})
     for name, sizes in sizing.largest():
         recipes[name] = partial(repeated, spec, name, sizes, seed)

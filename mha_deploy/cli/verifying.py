@@ -113,8 +113,6 @@ def verify(
         faults = _located(target, report, taken, progress) if locate and not report.passed else None
     if faults and keep_fp32_to:
         faults.write_keep_fp32(keep_fp32_to)
-    if junit:
-        write_junit(report, junit)
     if as_json:
         print_json(report.to_json() | ({"located": faults.to_json()} if faults else {}))
     else:
@@ -125,6 +123,8 @@ def verify(
             from mha_deploy.render_locate import locate_lines
 
             locate_lines(console(), faults)
+    if junit:
+        write_junit(report, junit)
     if heat_map:
         _draw(chosen, heat_map)
     if not report.passed:
