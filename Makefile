@@ -2,21 +2,24 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+# Test files are spread over so many processes.
+JOBS ?= 2
 # More options for pip, such as an index with PyTorch's CPU builds.
 PIP_OPTIONS ?=
-EXTRAS ?= cpu,rtx,serve,grpc,pictures,dev
+EXTRAS ?= cpu,rtx,openvino,serve,grpc,pictures,dev
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := build/minilm-l6-v2
 REAL := models/minilm-l6-v2-layer3.inputs.safetensors
 
-.PHONY: help setup demo test test-gpu lint clean
+.PHONY: help setup demo test test-gpu bench lint clean
 
 help:
 	@echo "make demo      export, verify, run, time and build an engine of a real model's attention"
-	@echo "make test      run the tests (ARGS='-k masks' picks some)"
+	@echo "make test      run the tests in JOBS processes (ARGS='-k masks' picks some)"
 	@echo "make test-gpu  run those that need an NVIDIA GPU (EXTRAS=gpu,rtx,dev for what they use)"
+	@echo "make bench     attention against its peers (minutes; ARGS=--quick for a short run)"
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove build/ and the environment"
 
@@ -43,11 +46,14 @@ demo: $(READY)
 	@$(BIN)/mha-deploy inspect $(DEMO)
 
 test: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 # Where there is no GPU each is skipped by name.
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu --no-fold-skipped $(ARGS)
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.attention.run $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -55,4 +61,4 @@ lint: $(READY)
 	$(BIN)/mypy
 
 clean:
-	rm -rf build $(VENV)
+	rm -rf build $(VENV) benchmarks/.envs benchmarks/attention/.work

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mha_deploy.pipeline import export as export
     from mha_deploy.runner import BatchRunner as BatchRunner
     from mha_deploy.runner import RunnerOptions as RunnerOptions
+    from mha_deploy.search import optimize as optimize
     from mha_deploy.sessions import Placement as Placement
     from mha_deploy.signature import Dim as Dim
     from mha_deploy.spec import AttentionSpec as AttentionSpec
@@ -40,6 +41,7 @@ _HOMES = {
     "export": "pipeline",
     "infer": "inference",
     "load_spec": "spec_file",
+    "optimize": "search",
     "verify": "verification",
 }
 

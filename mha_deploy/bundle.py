@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mha_deploy import machine
 from mha_deploy.errors import BundleError
 from mha_deploy.manifest import Artifact, Manifest
 from mha_deploy.ragged import Request, unpack
@@ -50,17 +51,27 @@ class Bundle:
     def artifacts(self) -> tuple[Artifact, ...]:
         return self.manifest.artifacts
 
-    def artifact(self, name: str = "") -> Artifact:
-        """The artifact of that name; without one, the best for this machine.
+    def artifact(self, name: str = "", placement: Placement = DEFAULT_PLACEMENT) -> Artifact:
+        """The artifact of that name; without one, that which `optimize` chose for this machine and
+        `placement`, or the canonical one where it chose none.
 
         Raises:
             BundleError: there is none of that name.
         """
+        if not name and self.manifest.choices:
+            threads = placement.threads or machine.usable_cpus()
+            chosen = self.manifest.chosen(machine.fingerprint(), placement.device, threads)
+            if chosen:
+                return chosen
         for artifact in self.artifacts:
-            if name in ("", artifact.name):
+            if artifact.name == (name or CANONICAL):
                 return artifact
         known = ", ".join(artifact.name for artifact in self.artifacts)
         raise BundleError(f"{self.folder} has no artifact {name!r}; it has {known}")
+
+    def with_artifact(self, artifact: Artifact) -> Bundle:
+        """This bundle as it would be with `artifact`, whose files lie in the folder; nothing is written."""
+        return replace(self, manifest=self.manifest.with_artifact(artifact))
 
     def open_session(self, name: str = "", placement: Placement = DEFAULT_PLACEMENT) -> Session:
         """A session over the artifact of that name (see `artifact`), in the artifact's own layout.
@@ -72,7 +83,7 @@ class Bundle:
                 does not hold.
             MissingError: this machine lacks the runtime, the provider or the GPU.
         """
-        artifact = self.artifact(name)
+        artifact = self.artifact(name, placement)
         if "passport" in artifact.details:
             self._check_passport(artifact)
         session = open_session(self.folder, artifact, placement)

@@ -87,7 +87,7 @@ def infer(
         FeedError: names, shapes, dtypes or lengths that the block does not take.
     """
     spec = bundle.spec
-    if is_packed(tensors) and bundle.artifact(artifact).layout == "padded":
+    if is_packed(tensors) and bundle.artifact(artifact, placement).layout == "padded":
         return _run_ragged(bundle, unpack(spec, tensors), artifact, placement)
     with bundle.open_session(artifact, placement) as session:
         if isinstance(session, PackedSession) and is_packed(tensors):
@@ -117,7 +117,7 @@ def _costs(
     bundle: Bundle, requests: Sequence[Request], artifact: str, placement: Placement
 ) -> tuple[CostModel, float]:
     """What batches cost and whether mates show: as a runner has stored it, or from a glance."""
-    known = stored(bundle, bundle.artifact(artifact).name, placement, DEFAULT_OPTIONS)
+    known = stored(bundle, bundle.artifact(artifact, placement).name, placement, DEFAULT_OPTIONS)
     if known:
         return known.model, known.drift
     if len({(request.q_len, request.kv_len) for request in requests}) == len(requests):

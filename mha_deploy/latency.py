@@ -27,6 +27,11 @@ def nearest_rank(samples: Sequence[float], q: float) -> float:
     return ordered[max(0, math.ceil(Fraction(repr(q)) * len(ordered)) - 1)]
 
 
+def percentile(samples: Sequence[float], q: float) -> float:
+    """As `nearest_rank`; NaN where there are too few samples to say (see `samples_needed`)."""
+    return nearest_rank(samples, q) if len(samples) >= samples_needed(q) else math.nan
+
+
 @dataclass(frozen=True, slots=True)
 class Interval:
     """A confidence interval, its ends included; NaN where there was too little to give one."""
@@ -75,7 +80,5 @@ class Percentiles:
 
     @classmethod
     def of(cls, samples_ms: Sequence[float]) -> Percentiles:
-        def figure(q: float) -> float:
-            return nearest_rank(samples_ms, q) if len(samples_ms) >= samples_needed(q) else math.nan
-
-        return cls(figure(0.5), figure(0.9), figure(0.99), len(samples_ms))
+        p50, p90, p99 = (percentile(samples_ms, q) for q in (0.5, 0.9, 0.99))
+        return cls(p50, p90, p99, len(samples_ms))

@@ -5,6 +5,8 @@ And how it fares: what its cores do for others, and what slows them.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
 import subprocess
@@ -23,6 +25,7 @@ RECORDED = (
     "onnxruntime-gpu",
     "tensorrt",
     "tensorrt-rtx",
+    "openvino",
     "numpy",
 )
 
@@ -79,6 +82,13 @@ def describe() -> dict[str, object]:
         "python": platform.python_version(),
         "versions": versions(),
     }
+
+
+def fingerprint() -> str:
+    """A short hash of what decides which engine is fastest: CPU, cores, GPUs and versions."""
+    gpus = sorted(_text(str(path)) for path in Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    found = {key: value for key, value in describe().items() if key != "system"} | {"gpus": gpus}
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,14 +119,43 @@ class Artifact:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """The artifact that a search found fastest on one machine, by `machine.fingerprint`, for a device
+    and a number of threads. `artifact_sha256` are the files that were measured."""
+
+    machine: str
+    device: str
+    threads: int
+    artifact: str
+    artifact_sha256: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "machine": self.machine,
+            "device": self.device,
+            "threads": self.threads,
+            "artifact": self.artifact,
+            "artifact_sha256": list(self.artifact_sha256),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Choice:
+        return cls(**{**data, "artifact_sha256": tuple(data["artifact_sha256"])})
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything recorded about a bundle. `provenance`: tool, command, time, machine, checkpoint."""
+    """Everything recorded about a bundle. `provenance`: tool, command, time, machine, checkpoint.
+
+    `choices` are the artifacts to run where none is named, at most one a machine, device and threads.
+    """
 
     spec: AttentionSpec
     weights: FileRecord
     artifacts: tuple[Artifact, ...]
     provenance: Mapping[str, Any]
     inputs: tuple[FileRecord, ...] = ()
+    choices: tuple[Choice, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -135,6 +164,7 @@ class Manifest:
             "weights": _file_json(self.weights),
             "inputs": [_file_json(record) for record in self.inputs],
             "artifacts": [artifact.to_json() for artifact in self.artifacts],
+            "choices": [choice.to_json() for choice in self.choices],
             "provenance": dict(self.provenance),
         }
 
@@ -147,6 +177,23 @@ class Manifest:
         """This manifest with `artifact` added, or put in place of the one of its name."""
         others = tuple(each for each in self.artifacts if each.name != artifact.name)
         return replace(self, artifacts=(*others, artifact))
+
+    def with_choice(self, choice: Choice) -> Manifest:
+        """This manifest with `choice` added, or put in place of the one for its machine and placement."""
+        where = (choice.machine, choice.device, choice.threads)
+        others = (each for each in self.choices if (each.machine, each.device, each.threads) != where)
+        return replace(self, choices=(*others, choice))
+
+    def chosen(self, machine: str, device: str, threads: int) -> Artifact | None:
+        """The artifact chosen there, if its files are still the ones that were measured."""
+        for choice in self.choices:
+            if (choice.machine, choice.device, choice.threads) != (machine, device, threads):
+                continue
+            for artifact in self.artifacts:
+                same = tuple(record.sha256 for record in artifact.files) == choice.artifact_sha256
+                if artifact.name == choice.artifact and same:
+                    return artifact
+        return None
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -195,6 +242,8 @@ class Manifest:
             tuple(Artifact.from_json(artifact) for artifact in data["artifacts"]),
             data["provenance"],
             tuple(FileRecord(**record) for record in data["inputs"]),
+            # Manifests written before there was a search lack it.
+            tuple(Choice.from_json(choice) for choice in data.get("choices", [])),
         )
 
 
@@ -202,6 +251,14 @@ def update(folder: Path, artifact: Artifact) -> Manifest:
     """Add or replace one artifact in the manifest on disk, whoever else does the same meanwhile."""
     with locked(folder):
         manifest = Manifest.read(folder).with_artifact(artifact)
+        manifest.write(folder)
+    return manifest
+
+
+def choose(folder: Path, artifact: Artifact, choice: Choice) -> Manifest:
+    """Record `artifact` and that it is the one to run where `choice` says."""
+    with locked(folder):
+        manifest = Manifest.read(folder).with_artifact(artifact).with_choice(choice)
         manifest.write(folder)
     return manifest
 

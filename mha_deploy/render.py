@@ -12,6 +12,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
+from mha_deploy import machine
 from mha_deploy.bundle import Bundle
 from mha_deploy.doctor import Finding
 from mha_deploy.inference import InferReport
@@ -52,6 +53,10 @@ def inspect_tables(console: Console, bundle: Bundle) -> None:
     if checkpoint["sha256"]:
         facts.add_row("checkpoint", f"sha256 {checkpoint['sha256'][:16]}...")
     facts.add_row("real inputs", spec.inputs_file or "none")
+    for choice in bundle.manifest.choices:
+        here = "" if choice.machine == machine.fingerprint() else ", on another machine"
+        where = f"{choice.device}, {choice.threads} threads{here}"
+        facts.add_row("chosen", f"{choice.artifact} ({where})")
     facts.add_row("made", f"{provenance['created']} by mha-deploy {provenance['mha_deploy']}")
     facts.add_row("with", versions_text(provenance["machine"]))
     console.print(facts)

@@ -61,7 +61,8 @@ def cli():
     """Run the command line in this process; the result has exit_code, stdout and stderr."""
 
     def run(*arguments: object):
-        return CliRunner().invoke(main, [str(argument) for argument in arguments])
+        # Wide enough that no table folds a word that a test looks for.
+        return CliRunner(env={"COLUMNS": "220"}).invoke(main, [str(argument) for argument in arguments])
 
     return run
 

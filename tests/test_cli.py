@@ -135,11 +135,6 @@ def test_the_portable_form_joins_the_bundle_checked(cli, small_bundle, tmp_path)
     assert verify(bundle, ["portable"]).passed
 
 
-def test_optimize_without_a_form_is_refused(cli, small_bundle):
-    result = cli("optimize", small_bundle.folder)
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-
-
 def test_the_library_does_what_the_command_line_does(tmp_path, random):
     import mha_deploy
 

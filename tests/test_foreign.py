@@ -21,6 +21,10 @@ from mha_deploy.precision import Precision
 from mha_deploy.signature import Dim, TensorSpec
 
 SPELLED_OUT = Mha(opset=17, dtype="fp32", heads=4, head_dim=8)
+PACKED = {
+    "x": np.random.default_rng(0).standard_normal((20, 32)).astype(np.float32),
+    "lengths": np.array([12, 8]),
+}
 FEW = ("odd", "ragged-padding", "fully-masked-row", "padding-garbage")
 
 
@@ -175,10 +179,15 @@ def test_integer_products_need_a_budget_and_are_held_to_it(canonical, small_bund
     quantize_dynamic(canonical, path, op_types_to_quantize=["MatMul"])
     with pytest.raises(InputError, match=r"--max-relative-error 2\.5%"):
         verify_file(small_bundle, path)
-    generous = verify_file(small_bundle, path, max_relative_error=0.2, names=["opt"])
+    generous = verify_file(small_bundle, path, max_relative_error=0.2, inputs=PACKED, names=["real-inputs"])
     assert (generous.passed, generous.cases[0].max_relative_error) == (True, 0.2)
-    strict = cli("verify", small_bundle.folder, "--onnx", path, "--max-relative-error", "0.01%", "--json")
+    inputs = tmp_path / "real.npz"
+    np.savez(inputs, **PACKED)
+    arguments = ("verify", small_bundle.folder, "--onnx", path, "--max-relative-error", "0.01%", "--json")
+    strict = cli(*arguments, "--inputs", inputs)
     assert (strict.exit_code, json.loads(strict.stdout)["cases"][1]["max_relative_error"]) == (1, 0.0001)
+    unjudged = cli(*arguments)
+    assert (unjudged.exit_code, "judged on real inputs" in unjudged.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -64,9 +64,8 @@ def chosen(bundle, *names):
 def test_verify_holds_the_packed_artifact_to_the_cases_of_the_padded_one(made):
     report = verify(made, cases=chosen(made, "odd", "fully-masked-row", "padding-garbage"))
     assert report.passed
-    assert [(case.artifact, case.name) for case in report.cases if case.artifact == "packed"] == [
-        ("packed", name) for name in ("odd", "fully-masked-row", "padding-garbage")
-    ]
+    names = {case.name for case in report.cases if case.artifact == "packed"}
+    assert names == {"odd", "fully-masked-row", "padding-garbage"}
 
 
 def test_verify_sees_a_packed_graph_that_is_wrong(copy):

@@ -215,7 +215,7 @@ def test_what_cannot_be_searched_for_is_refused(demo_bundle, given, expected):
     ("arguments", "expected"),
     [
         (["--precision", "int8"], "declare its budget: --max-relative-error 2.5%"),
-        (["--precision", "int8", "--portable"], "say which form to make"),
+        (["--precision", "int8", "--portable"], "make two forms; ask for one at a time"),
         (["--portable", "--scheme", "static"], "are for --precision int8"),
         (["--precision", "int8", "--max-relative-error", "0"], "expected a share between 0 and 1"),
         (["--precision", "int8", "--max-relative-error", "250%"], "expected a share below 1"),

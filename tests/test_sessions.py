@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,39 +13,58 @@ from gpu_engines import open_engine
 
 from mha_deploy.attention import MultiHeadAttention
 from mha_deploy.errors import FeedError, FrozenAxisError, GraphError, MissingError, SessionError
+from mha_deploy.machine import cpu_features, version
 from mha_deploy.precision import Precision
-from mha_deploy.sessions import Placement, open_session
+from mha_deploy.sessions import Placement, RoutedSession, open_session, openvino
 from mha_deploy.sessions.fake import FakeSession
 from mha_deploy.sessions.onnx_runtime import OnnxRuntimeSession
 from mha_deploy.sessions.onnx_runtime_cuda import OnnxRuntimeCudaSession
+from mha_deploy.sessions.openvino import OpenVinoSession
 from mha_deploy.sessions.reference import ReferenceSession
 from mha_deploy.sessions.tensorrt import TensorRtSession
+from mha_deploy.sessions.torch_module import TorchSession
 
 SIGNATURE = small_spec().signature
+with_openvino = pytest.mark.skipif(not version("openvino"), reason="needs openvino")
+with_bf16 = pytest.mark.skipif(
+    not {"avx512_bf16", "amx_bf16"} & set(cpu_features()), reason="needs a CPU that computes in bf16"
+)
 ON_A_GPU = ("tensorrt", "tensorrt-rtx", "onnxruntime-cuda")
 RUNTIMES = [
     *("fake", "torch-fp64", "torch-fp32", "torch-fp16", "torch-bf16", "onnxruntime"),
-    *("onnxruntime-bound", "tensorrt-fake", "tensorrt-fake-graphs"),
+    *("onnxruntime-bound", "onnxruntime-not-spinning", "tensorrt-fake", "tensorrt-fake-graphs"),
+    *("torch-eager", "routed"),
+    pytest.param("openvino-fp32", marks=with_openvino),
+    pytest.param("openvino-bf16", marks=[with_openvino, with_bf16]),
     *(pytest.param(name, marks=pytest.mark.gpu) for name in ON_A_GPU),
 ]
 
 
 def open_runtime(runtime, bundle, folder):
     artifact = bundle.artifact()
-    if runtime == "fake":
-        return FakeSession(SIGNATURE, lambda feeds: {"y": feeds["x"]})
-    if runtime.startswith("torch"):
-        return ReferenceSession(bundle.reference(), Precision(runtime.removeprefix("torch-")))
-    if runtime.startswith("tensorrt-fake"):
-        return open_fake_engine(folder, cuda_graphs=runtime.endswith("graphs"))
-    if runtime.startswith("tensorrt"):
-        return open_engine(bundle, runtime, folder)
-    if runtime == "onnxruntime":
-        return bundle.open_session()
-    device = "cuda" if runtime.endswith("cuda") else "cpu"  # the code is the same, only the memory is not
-    return OnnxRuntimeCudaSession(
-        artifact.path(bundle.folder), artifact.signature, placement=Placement(device)
-    )
+    path, signature = artifact.path(bundle.folder), artifact.signature
+    kind, _, rest = runtime.partition("-")
+    openers = {
+        "fake": lambda: FakeSession(SIGNATURE, lambda feeds: {"y": feeds["x"]}),
+        "torch-eager": lambda: TorchSession(bundle.reference(), placement=Placement(threads=1)),
+        "torch": lambda: ReferenceSession(bundle.reference(), Precision(rest)),
+        "routed": lambda: open_routed(bundle, folder),
+        "openvino": lambda: OpenVinoSession(path, signature, precision=Precision(rest)),
+        "onnxruntime": bundle.open_session,
+        "onnxruntime-not-spinning": lambda: OnnxRuntimeSession(path, signature, spinning=False),
+        # The code is the same, only the memory is not.
+        "onnxruntime-bound": lambda: OnnxRuntimeCudaSession(path, signature, placement=Placement("cpu")),
+        "onnxruntime-cuda": lambda: OnnxRuntimeCudaSession(path, signature, placement=Placement("cuda")),
+        "tensorrt-fake": lambda: open_fake_engine(folder),
+        "tensorrt-fake-graphs": lambda: open_fake_engine(folder, cuda_graphs=True),
+        "tensorrt": lambda: open_engine(bundle, runtime, folder),
+    }
+    return openers.get(runtime, openers[kind])()
+
+
+def open_routed(bundle, folder):
+    short, long = (open_runtime(each, bundle, folder) for each in ("onnxruntime", "torch-eager"))
+    return RoutedSession(short, long, up_to_length=4)
 
 
 def open_fake_engine(folder, **options):
@@ -205,3 +225,93 @@ def test_the_reference_goes_through_a_large_batch_in_parts_with_the_same_answer(
     monkeypatch.setattr("mha_deploy.sessions.reference.SCORES_AT_ONCE", 4 * 9 * 9)
     parts = ReferenceSession(module, Precision.FP64).run(feeds(6, 9))["y"]
     np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-14)
+
+
+def test_a_routed_session_goes_by_length_whatever_the_batch_and_says_who_runs():
+    short = FakeSession(SIGNATURE, lambda feeds: {"y": feeds["x"]})
+    long = FakeSession(SIGNATURE, lambda feeds: {"y": -feeds["x"]}, precision=Precision.BF16)
+    with RoutedSession(short, long, up_to_length=8) as session:
+        for batch in (1, 6):
+            for seq, sign in ((1, 1), (8, 1), (9, -1)):
+                given = feeds(batch, seq)
+                np.testing.assert_array_equal(session.run(given)["y"], sign * given["x"])
+        assert session.precision is Precision.BF16
+        assert session.provider == "fake up to length 8, fake beyond"
+    with pytest.raises(SessionError, match="is closed"):
+        long.run(feeds())
+
+
+def test_openvino_refuses_a_precision_that_it_would_not_compute_in(small_bundle):
+    artifact = small_bundle.artifact()
+    with pytest.raises(MissingError, match="runs the block in fp32 or bf16 here, and fp16 was asked for"):
+        OpenVinoSession(artifact.path(small_bundle.folder), artifact.signature, precision=Precision.FP16)
+
+
+@with_openvino
+def test_openvino_in_fp32_is_not_bf16(small_bundle):
+    artifact = small_bundle.artifact()
+    truth = ReferenceSession(small_bundle.reference(), Precision.FP64).run(feeds())["y"]
+    with OpenVinoSession(artifact.path(small_bundle.folder), artifact.signature) as session:
+        assert np.abs(session.run(feeds())["y"] - truth).max() < 1e-5
+        assert session.provider == "OpenVINO CPU fp32"
+
+
+class PluginThatPicksBf16:
+    """Stands for OpenVINO's core, its compiled model and a property: it takes the hint as a hint."""
+
+    def get_property(self, *names):
+        return ["FP32", "BF16"] if len(names) == 2 else self
+
+    def compile_model(self, *_):
+        return self
+
+    def get_type_name(self):
+        return "bf16"
+
+
+@with_openvino
+def test_openvino_that_takes_another_precision_than_asked_for_is_an_error(monkeypatch):
+    monkeypatch.setattr(openvino, "_core", PluginThatPicksBf16)
+    with pytest.raises(MissingError, match="OpenVINO was asked for fp32 and took bf16"):
+        OpenVinoSession(Path("model.onnx"), SIGNATURE)
+
+
+@with_openvino
+def test_a_bf16_that_the_cpu_lacks_is_an_error_and_not_fp32(small_bundle, monkeypatch):
+    artifact = small_bundle.artifact()
+    monkeypatch.setitem(openvino.HINTS, Precision.BF16, ("bf16", "NO SUCH CAPABILITY"))
+    with pytest.raises(MissingError, match="this CPU does not compute in bf16"):
+        OpenVinoSession(artifact.path(small_bundle.folder), artifact.signature, precision=Precision.BF16)
+
+
+@with_openvino
+def test_a_file_that_openvino_cannot_load_is_one_line(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"garbage")
+    with pytest.raises(GraphError, match=r"OpenVINO cannot load .*model\.onnx: .+") as caught:
+        OpenVinoSession(path, SIGNATURE)
+    assert "\n" not in str(caught.value)
+
+
+def test_openvino_that_is_not_installed_is_named_with_what_brings_it(monkeypatch):
+    monkeypatch.setattr(openvino, "version", lambda _: "")
+    with pytest.raises(MissingError, match=r"openvino is not installed; .*mha-deploy\[openvino\]"):
+        OpenVinoSession(Path("model.onnx"), SIGNATURE)
+
+
+def test_torch_compile_without_a_compiler_is_named_with_what_brings_it(small_bundle, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(MissingError, match=r"torch.compile needs a C\+\+ compiler .*apt install g\+\+"):
+        TorchSession(small_bundle.reference(), compiled=True)
+
+
+def test_an_artifact_s_own_settings_go_before_the_placement(small_bundle):
+    from dataclasses import replace
+
+    details = {"settings": {"threads": 1, "spinning": False}}
+    artifact = replace(small_bundle.artifact(), details=details)
+    with open_session(small_bundle.folder, artifact, Placement(threads=2)) as session:
+        options = session._session.get_session_options()
+        assert options.intra_op_num_threads == 1
+        assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"

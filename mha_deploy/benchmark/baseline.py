@@ -108,7 +108,7 @@ class Baseline:
         here, there = machine.describe(), self.data["machine"]
         for key in SAME_MACHINE:
             self._same(f"another machine: its {key.replace('_', ' ')}", there.get(key), here[key])
-        chosen = bundle.artifact(artifact)
+        chosen = bundle.artifact(artifact, placement)
         for what, key, ours in (
             ("another block: its name", "subject", bundle.spec.name),
             ("another artifact: its name", "artifact", chosen.name),

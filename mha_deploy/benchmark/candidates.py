@@ -93,7 +93,7 @@ def candidate(text: str, home: Bundle | None, placement: Placement) -> Candidate
     for option in options:
         placement = _placed(option, placement, text)
     bundle, artifact = _found(parent + slash + name, home, text)
-    return Candidate(text, bundle, bundle.artifact(artifact).name, placement)
+    return Candidate(text, bundle, bundle.artifact(artifact, placement).name, placement)
 
 
 def _found(name: str, home: Bundle | None, text: str) -> tuple[Bundle, str]:
@@ -148,7 +148,7 @@ def contest(
         check_dims(each.bundle, each.bundle.artifact(each.artifact))
         for sizes in cells:
             _check_sizes(each, sizes)
-    openers = [partial(each.bundle.open_session, each.artifact, each.placement) for each in (a, b)]
+    openers = [partial(each.bundle.open_padded_session, each.artifact, each.placement) for each in (a, b)]
     start = time.perf_counter()
     with openers[0]() as one, openers[1]() as two:
         reopened = (time.perf_counter() - start) / 2 < REOPENED_BELOW_S

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 from mha_deploy import machine
 from mha_deploy.benchmark.ceilings import CACHE, COMPUTE, MEMORY, OVERHEAD, SHARE, STREAMS, Yardsticks
+from mha_deploy.benchmark.rounds import Turn
 from mha_deploy.benchmark.turns import random_feeds, session_turn
 from mha_deploy.cases import describe
 from mha_deploy.sessions import Placement, Session
@@ -53,6 +54,17 @@ def cpu_yardsticks(placement: Placement) -> Iterator[Yardsticks]:
             cache_bytes,
             f"fp32 MatMul {describe(MATMUL)}, {opened.provider}, {threads} threads",
         )
+
+
+@contextlib.contextmanager
+def cpu_matmul(placement: Placement) -> Iterator[tuple[Turn, int]]:
+    """The compute ceiling alone, as a turn, and the floating-point operations of one run."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _session(Path(folder) / "matmul.onnx", "MatMul", MATMUL, placement) as session,
+    ):
+        feeds = [random_feeds(session.signature, MATMUL)]
+        yield session_turn(COMPUTE, session, feeds, share=SHARE), 2 * math.prod(MATMUL.values())
 
 
 def _session(path: Path, operator: str, sizes: Sizes, placement: Placement) -> Session:

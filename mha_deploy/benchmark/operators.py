@@ -73,7 +73,7 @@ def profile(
     Raises:
         BenchError: the artifact is not ONNX Runtime's.
     """
-    chosen = bundle.artifact(artifact)
+    chosen = bundle.artifact(artifact, placement)
     if chosen.runtime != "onnxruntime":
         raise BenchError(
             f"artifact {chosen.name!r} runs in {chosen.runtime}; the profile is ONNX Runtime's: name an "

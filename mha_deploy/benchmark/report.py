@@ -185,11 +185,15 @@ def bench(
         FeedError: the grid names an unknown dim or a size out of range.
         BenchError: `seconds` or `rounds` is too small, or the artifact has other dims than the block.
     """
-    spec, chosen, schedule = bundle.spec, bundle.artifact(artifact), Schedule(seconds=seconds, rounds=rounds)
+    spec, chosen, schedule = (
+        bundle.spec,
+        bundle.artifact(artifact, placement),
+        Schedule(seconds=seconds, rounds=rounds),
+    )
     check_dims(bundle, chosen)
     cells = cells_of(spec, grid or {}, default_grid(spec))
     with (
-        bundle.open_session(chosen.name, placement) as session,
+        bundle.open_padded_session(chosen.name, placement) as session,
         _yardsticks(session, placement) as yardsticks,
     ):
         feeds = {describe(sizes): random_feeds(session.signature, sizes) for sizes in cells}

@@ -9,6 +9,7 @@ Exit codes: 0 done; 1 a check failed; 2 bad input or usage; 3 this machine lacks
     running.py   infer
     benching.py  bench
     serving.py   serve
+    loading.py   load
     looking.py   inspect, doctor
     shared.py    options and output that they have in common
 """
@@ -23,6 +24,7 @@ from typing import Any
 import click
 
 from mha_deploy.cli.benching import bench
+from mha_deploy.cli.loading import load
 from mha_deploy.cli.looking import doctor, inspect
 from mha_deploy.cli.making import build_engine, export
 from mha_deploy.cli.optimizing import optimize
@@ -73,5 +75,5 @@ def main(debug: bool) -> None:
     """From a PyTorch attention block to a verified, fast, served engine."""
 
 
-for command in (export, optimize, build_engine, verify, infer, bench, serve, inspect, doctor):
+for command in (export, optimize, build_engine, verify, infer, bench, serve, load, inspect, doctor):
     main.add_command(command)

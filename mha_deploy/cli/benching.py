@@ -14,6 +14,7 @@ from mha_deploy.cli.shared import (
     artifact_option,
     console,
     json_option,
+    parse_grid,
     placement,
     placement_options,
     print_json,
@@ -70,7 +71,7 @@ def bench(
     with interrupts_held():
         from mha_deploy.bundle import Bundle
 
-    measuring: dict[str, Any] = {"grid": _grid(grids), "seconds": seconds}
+    measuring: dict[str, Any] = {"grid": parse_grid(grids), "seconds": seconds}
     if rounds:
         measuring["rounds"] = rounds
     home = Bundle.load(bundle) if bundle else None
@@ -149,19 +150,6 @@ def _bench(
 def _placement(options: dict[str, Any]) -> Placement:
     names = ("device", "threads", "fallback", "cuda_graphs")
     return placement(**{name: options[name] for name in names})
-
-
-def _grid(texts: tuple[str, ...]) -> dict[str, list[int]]:
-    grid: dict[str, list[int]] = {}
-    for text in texts:
-        name, _, sizes = text.partition("=")
-        if name in grid:
-            raise InputError("--grid names one dim twice; give all its sizes in one, as batch=1,8")
-        try:
-            grid[name] = [int(size) for size in sizes.split(",")]
-        except ValueError as error:
-            raise InputError(f"--grid {text!r}; expected a dim and its sizes, as batch=1,8") from error
-    return grid
 
 
 def _share(text: str) -> float:

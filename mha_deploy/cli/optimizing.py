@@ -1,29 +1,53 @@
-"""optimize: another ONNX form of what a bundle holds."""
+"""optimize: the fastest engine that passes, or another ONNX form of what a bundle holds."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
-from mha_deploy.cli.shared import FOLDER, SHARE, console, json_option, print_json, status_line
+from mha_deploy.cli.shared import (
+    FOLDER,
+    SHARE,
+    console,
+    json_option,
+    parse_grid,
+    placement,
+    placement_options,
+    print_json,
+    status_line,
+)
 from mha_deploy.errors import InputError
 from mha_deploy.staging import interrupts_held
+
+UNPLACED = {"device": "cpu", "threads": 0, "fallback": None, "cuda_graphs": False}
 
 
 @click.command()
 @click.argument("bundle", type=FOLDER)
-@click.option("--portable", is_flag=True, help="Opset 20 without an Attention operator.")
-@click.option("--precision", type=click.Choice(["int8"]), help="Quantised, where that passes on real inputs.")
+@click.option("--allow", default="", metavar="PRECISION,...", help="Choose among bf16, fp16, int8 as well.")
+@click.option("--grid", multiple=True, metavar="DIM=SIZES", help="Sizes to be fast at, as seq=16,128.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Measured at each size, all candidates together.  [default: 4]",
+)
+@click.option("--portable", is_flag=True, help="Make the opset 20 form, without an Attention operator.")
+@click.option("--precision", type=click.Choice(["int8"]), help="Make the int8 form, if it passes.")
 @click.option("--max-relative-error", type=SHARE, help="Budget of int8 on real inputs, as 2.5% or 0.025.")
 @click.option("--inputs", type=FOLDER, help="Packed real inputs for int8.  [default: the bundle's own]")
 @click.option("--scheme", type=click.Choice(["auto", "dynamic", "static"]), help="Scales of int8.")
 @click.option("--keep-fp32", multiple=True, metavar="NODE,...", help="Nodes that int8 leaves alone.")
+@placement_options
 @json_option
 def optimize(
     *,
     bundle: Path,
+    allow: str,
+    grid: tuple[str, ...],
+    seconds: float | None,
     portable: bool,
     precision: str | None,
     max_relative_error: float | None,
@@ -31,21 +55,31 @@ def optimize(
     scheme: str | None,
     keep_fp32: tuple[str, ...],
     as_json: bool,
+    **where: Any,
 ) -> None:
-    """Make another ONNX form of BUNDLE's block and check it against PyTorch.
+    """Find the fastest way to run BUNDLE's block on this machine, among those that pass their check.
 
-    Exit code 1 where it does not pass: the bundle then stays as it is.
+    `infer`, `bench` and `serve` run it here from then on. What was found before is not measured again.
+
+    With --portable or --precision int8, that ONNX form is made instead, and joins the bundle where it
+    passes; with --allow int8 a search takes it in. Exit code 1 where nothing passes.
     """
-    if portable == bool(precision):
+    of_int8 = max_relative_error is not None or inputs or scheme or keep_fp32
+    of_search = allow or grid or seconds is not None or where != UNPLACED
+    if portable and precision:
+        raise InputError("--portable and --precision int8 make two forms; ask for one at a time")
+    if (portable or precision) and of_search:
         raise InputError(
-            "say which form to make: --portable (opset 20, no Attention operator) or --precision int8"
+            "--allow, --grid, --seconds and where to run are for the search, which --portable and "
+            "--precision leave out; run optimize once for the form and once for the search"
         )
+    if of_int8 and not precision:
+        raise InputError("--max-relative-error, --inputs, --scheme and --keep-fp32 are for --precision int8")
     if portable:
-        if max_relative_error is not None or inputs or scheme or keep_fp32:
-            raise InputError(
-                "--max-relative-error, --inputs, --scheme and --keep-fp32 are for --precision int8"
-            )
         _portable(bundle, as_json=as_json)
+        return
+    if not precision:
+        _search(bundle, allow, grid, seconds, where, as_json=as_json)
         return
     if max_relative_error is None:
         raise InputError(
@@ -53,6 +87,42 @@ def optimize(
         )
     names = [name.strip() for text in keep_fp32 for name in text.split(",") if name.strip()]
     _int8(bundle, max_relative_error, inputs, scheme or "auto", names, as_json=as_json)
+
+
+def _search(
+    folder: Path,
+    allow: str,
+    grid: tuple[str, ...],
+    seconds: float | None,
+    where: dict[str, Any],
+    *,
+    as_json: bool,
+) -> None:
+    with interrupts_held():
+        from mha_deploy.bundle import Bundle
+        from mha_deploy.precision import Precision
+        from mha_deploy.search import SECONDS
+        from mha_deploy.search import optimize as run
+
+    allowed = [name.strip() for name in allow.split(",") if name.strip()]
+    wrong = [name for name in allowed if name not in ("fp32", "bf16", "fp16", "int8")]
+    if wrong:
+        raise InputError(f"--allow {allow!r} has {', '.join(wrong)}; expected some of bf16, fp16, int8")
+    with status_line() as status:
+        report = run(
+            Bundle.load(folder),
+            allow=[Precision(name) for name in allowed],
+            grid=parse_grid(grid),
+            seconds=SECONDS if seconds is None else seconds,
+            placement=placement(**where),
+            progress=status,
+        )
+    if as_json:
+        print_json(report.to_json())
+        return
+    from mha_deploy.render_search import search_tables
+
+    search_tables(console(), report)
 
 
 def _portable(folder: Path, *, as_json: bool) -> None:

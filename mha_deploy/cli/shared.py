@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mha_deploy.errors import InputError
+
 if TYPE_CHECKING:
     from mha_deploy.sessions import Placement
 
@@ -86,3 +88,17 @@ def status_line() -> Iterator[Callable[[str], None]]:
 
     with Console(stderr=True).status("") as status:
         yield status.update
+
+
+def parse_grid(texts: tuple[str, ...]) -> dict[str, list[int]]:
+    """Sizes by dim name from texts as "batch=1,8"."""
+    grid: dict[str, list[int]] = {}
+    for text in texts:
+        name, _, sizes = text.partition("=")
+        if name in grid:
+            raise InputError("--grid names one dim twice; give all its sizes in one, as batch=1,8")
+        try:
+            grid[name] = [int(size) for size in sizes.split(",")]
+        except ValueError as error:
+            raise InputError(f"--grid {text!r}; expected a dim and its sizes, as batch=1,8") from error
+    return grid

@@ -29,7 +29,16 @@ if TYPE_CHECKING:
 # What each way to verify takes of the options that not all of them take, by the library's names.
 _TAKES = {
     "": {"artifacts", "names", "inputs", "seed", "max_relative_error", "fail_fast"},
-    "--onnx": {"input_names", "output_name", "mask_form", "dims", "names", "seed", "max_relative_error"},
+    "--onnx": {
+        "input_names",
+        "output_name",
+        "mask_form",
+        "dims",
+        "names",
+        "inputs",
+        "seed",
+        "max_relative_error",
+    },
     "--reference": {"output_name", "dims", "names", "seed", "max_relative_error"},
     "--against": {"input_names", "dims", "max_relative_error"},
 }
@@ -134,17 +143,17 @@ def _run(way: str, target: Path, held: Any, chosen: Chosen, **options: Any) -> V
         return verify_against_file(target, held, **options)
     with interrupts_held():
         from mha_deploy.bundle import Bundle
+        from mha_deploy.tensor_files import read_tensors
 
     bundle = Bundle.load(target)
+    if "inputs" in options:
+        options["inputs"] = read_tensors(options["inputs"])
     if way == "--onnx":
         from mha_deploy.foreign import verify_file
 
         return verify_file(bundle, held, observe=chosen.see, **options)
-    from mha_deploy.tensor_files import read_tensors
     from mha_deploy.verification import verify as run
 
-    if "inputs" in options:
-        options["inputs"] = read_tensors(options["inputs"])
     return run(bundle, observe=chosen.see, **options)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mha_deploy.bundle import Bundle
-from mha_deploy.cases import Case, real_cases
+from mha_deploy.cases import Case
 from mha_deploy.errors import GraphError
 from mha_deploy.foreign.file_map import map_by_head
 from mha_deploy.foreign.matching import BY_NAME, Pair, looks_like_mask, match_inputs, parse_names
@@ -18,6 +18,7 @@ from mha_deploy.foreign.onnx_file import ForeignFile, parse_dims, read_foreign
 from mha_deploy.foreign.session import Foreign, in_fp32, runnable, twin_note
 from mha_deploy.masks import form_of, from_keep
 from mha_deploy.precision import Precision, numpy_dtype
+from mha_deploy.ragged import Request
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement
 from mha_deploy.signature import Array, Dim, Feeds, TensorSpec
 from mha_deploy.spec import AttentionSpec
@@ -32,6 +33,7 @@ from mha_deploy.verification import (
     failed_case,
 )
 from mha_deploy.verification.properties import Property
+from mha_deploy.verification.run import NO_INPUTS, given_cases, refuse_unjudged
 
 _NO_MASK = "padding right, left and with holes, fully masked rows and garbage in padding"
 
@@ -59,6 +61,7 @@ def verify_file(
     dims: Sequence[str] = (),
     max_relative_error: float = 0.0,
     names: Sequence[str] = (),
+    inputs: Feeds = NO_INPUTS,
     placement: Placement = DEFAULT_PLACEMENT,
     seed: int = 0,
     progress: Callable[[str], None] = lambda _: None,
@@ -70,8 +73,7 @@ def verify_file(
     ("ours=theirs") says. `mask_form` is "keep", "ignore" or "additive", by default what the mask
     input's dtype says. `dims` ("seq=16") narrow the bundle's own: an axis that the file freezes is a
     failure unless it is declared so. A file that does not load or run has failed too. `names`
-    picks cases and properties, as in `verify`. `observe` is
-    as in `verify`.
+    picks cases and properties, as in `verify`; `inputs` and `observe` are as there.
 
     Raises:
         InputError: no such file, inputs or outputs that cannot be told apart, a dim that the bundle does
@@ -93,7 +95,10 @@ def verify_file(
     )
     results = [_frozen(fit, bundle.spec, name, size) for name, size in fit.frozen.items()]
     judge = Judge(bundle.reference(), max_relative_error=max_relative_error)
-    suite = Suite(fit.spec, judge.references, real=_real(bundle, fit.spec), seed=seed, names=names)
+    real = given_cases(fit.spec, inputs, _short_enough(bundle.real_inputs(), fit.spec))
+    if not names:
+        refuse_unjudged(path.name, file.precision, real)
+    suite = Suite(fit.spec, judge.references, real=real, seed=seed, names=names)
     foreign = Foreign(file, fit.spec.signature, fit.output.name, partial(_translation, fit), placement)
     with runnable(file, placement) as runs:
         try:
@@ -211,11 +216,10 @@ def _translation(fit: _Fit, *, twin: bool) -> Callable[[Feeds], dict[str, Array]
     return translate
 
 
-def _real(bundle: Bundle, spec: AttentionSpec) -> list[Case]:
-    """The bundle's real requests, those that the narrowed dims take."""
-    longest = [spec.signature.dim(axis).max for axis in (spec.query_axis, spec.key_axis)]
-    requests = [r for r in bundle.real_inputs() if r.q_len <= longest[0] and r.kv_len <= longest[1]]
-    return real_cases(spec, requests)
+def _short_enough(requests: Sequence[Request], spec: AttentionSpec) -> list[Request]:
+    """The requests that the narrowed dims take."""
+    q, kv = (spec.signature.dim(axis).max for axis in (spec.query_axis, spec.key_axis))
+    return [request for request in requests if request.q_len <= q and request.kv_len <= kv]
 
 
 def _checkable(fit: _Fit, suite: Suite, precision: Precision) -> tuple[list[Case], list[Property]]:

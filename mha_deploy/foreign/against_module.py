@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mha_deploy.cases import Case
-from mha_deploy.errors import GraphError
+from mha_deploy.errors import GraphError, InputError
 from mha_deploy.foreign.drawing import Drawing, Drawn, named, sizes_of
 from mha_deploy.foreign.file_map import map_by_output
 from mha_deploy.foreign.onnx_file import ForeignFile, dims_of, read_foreign
@@ -54,7 +54,7 @@ def verify_against_module(
 
     Raises:
         InputError: no such file, a reference that cannot be loaded or run, an unknown dim or output, or
-            a precision whose budget is not declared.
+            an integer precision, which takes real inputs.
         MissingError: this machine lacks ONNX Runtime or a provider.
     """
     from mha_deploy.foreign.module import ModuleReference, load_module
@@ -67,6 +67,11 @@ def verify_against_module(
         result = failed_case("load", path.name, Precision.FP32, {}, str(error))
         return VerifyReport(path.name, (result,), {path.name: "not loaded"}, against=against)
     file.check_budget(max_relative_error)
+    if file.precision.is_integer:
+        raise InputError(
+            f"{path.name} has integer products, which are judged on real inputs: hold it against a bundle, "
+            f"verify BUNDLE --onnx {path.name} --inputs FILE"
+        )
     ranges = dims_of(file, dims)
     output = file.output(output_name, file.outputs[:1])
     signature = _signature(file)

@@ -2,12 +2,14 @@
 
 Two targets: `lower_for_tensorrt` touches only what TensorRT's parser refuses, drops or cannot
 build, and keeps attention one `Attention` node wherever it can; `lower_to_portable` leaves an
-opset 20 graph with no `Attention` in it. Both name every rewrite. What has no lowering is refused
+opset 20 graph with no `Attention` in it. `fuse_projections` is for speed: one product in place of
+those that read one tensor. All name every rewrite. What has no lowering is refused
 with a `GraphError` that names the node.
 """
 
 from mha_deploy.lowering.for_tensorrt import lower_for_tensorrt
+from mha_deploy.lowering.fused_projections import fuse_projections
 from mha_deploy.lowering.portable import lower_to_portable
 from mha_deploy.lowering.steps import Lowered, Step
 
-__all__ = ["Lowered", "Step", "lower_for_tensorrt", "lower_to_portable"]
+__all__ = ["Lowered", "Step", "fuse_projections", "lower_for_tensorrt", "lower_to_portable"]

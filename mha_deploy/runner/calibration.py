@@ -32,6 +32,7 @@ from mha_deploy.staging import staged_file
 FOLDER = "calibration"
 CREW_S, CREW_ROUNDS = 0.08, 2
 GRID_S, MIXED_S = 0.8, 0.3
+ON_CPU = ("onnxruntime", "openvino", "routed")  # runtimes whose sessions share a CPU's cores
 RUNS_A_CELL = 3
 # A prime number of values, so that rows cut from it, each so many values further on, differ.
 _NOISE: Array = np.random.default_rng(0).standard_normal(65521)
@@ -100,7 +101,7 @@ def calibrated(bundle: Bundle, name: str, placement: Placement, options: RunnerO
     def open_session(threads: int) -> Session:
         return bundle.open_session(name, replace(placement, threads=threads))
 
-    on_cpu = bundle.artifact(name).runtime == "onnxruntime" and placement.device == "cpu"
+    on_cpu = bundle.artifact(name).runtime in ON_CPU and placement.device == "cpu"
     cores = (placement.threads or machine.usable_cpus()) if on_cpu else 1
     found = calibrate(open_session, bundle.spec, options, cores=cores)
     with contextlib.suppress(BundleError), staged_file(path) as staging:

@@ -100,7 +100,7 @@ class BatchRunner:
                 the options do not allow that.
             MissingError: as `Bundle.open_session`.
         """
-        chosen = bundle.artifact(artifact)
+        chosen = bundle.artifact(artifact, placement)
         name = chosen.name
         if chosen.details.get("batch_dependent") and not options.allow_batch_dependent:
             raise BundleError(

@@ -174,7 +174,7 @@ def serve(
     runner = BatchRunner.over(bundle, artifact, placement=placement, options=runner_options)
     try:
         server = Server(runner, options)
-        with asyncio.Runner(loop_factory=_fastest_loop()) as loop:
+        with asyncio.Runner(loop_factory=fastest_loop()) as loop:
             return loop.run(_until_signal(server, announce))
     finally:
         runner.close(0.0)
@@ -217,7 +217,8 @@ def _load_http() -> Any:
         ) from error
 
 
-def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop]:
+def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop]:
+    """uvloop's where it is installed, else asyncio's own."""
     try:
         return importlib.import_module("uvloop").new_event_loop  # type: ignore[no-any-return]
     except ImportError:

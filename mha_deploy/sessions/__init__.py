@@ -5,6 +5,9 @@ placement.py          where to run, as a caller asks for it
 reference.py          PyTorch
 onnx_runtime.py       ONNX Runtime
 onnx_runtime_cuda.py  ONNX Runtime's CUDA provider, tensors kept on the device
+openvino.py           OpenVINO, in fp32 or bf16
+torch_module.py       PyTorch as a user would otherwise keep it, eager or compiled
+routed.py             two sessions as one, by length
 tensorrt.py           TensorRT plans
 engine.py             a plan, opened: profiles and execution contexts
 packed.py             packed graphs behind tokens and lengths
@@ -15,7 +18,7 @@ fake.py               a Python function, for tests
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mha_deploy.errors import MissingError, SessionError
@@ -23,19 +26,44 @@ from mha_deploy.manifest import Artifact
 from mha_deploy.precision import Precision
 from mha_deploy.sessions.base import Session
 from mha_deploy.sessions.placement import DEFAULT_PLACEMENT, DEVICES, Placement
+from mha_deploy.sessions.routed import RoutedSession, length_of
 
-__all__ = ["DEFAULT_PLACEMENT", "DEVICES", "Placement", "Session", "open_session"]
+__all__ = [
+    "DEFAULT_PLACEMENT",
+    "DEVICES",
+    "ArtifactSettings",
+    "Placement",
+    "RoutedSession",
+    "Session",
+    "length_of",
+    "open_session",
+]
 
 
 def open_session(folder: Path, artifact: Artifact, placement: Placement) -> Session:
     """A session over `artifact` of the bundle in `folder`, after its files were checked.
 
-    A TensorRT engine runs on an NVIDIA GPU whatever `placement` says: it has no other place.
+    A TensorRT engine runs on an NVIDIA GPU whatever `placement` says: it has no other place. What an
+    artifact's own settings say (see `ArtifactSettings`) goes before `placement`.
 
     Raises:
         BundleError: a file of the artifact is not the one recorded.
         MissingError: this machine lacks the runtime, the provider or the GPU.
     """
+    settings = ArtifactSettings.of(artifact)
+    placement = settings.placed(placement)
+    if artifact.runtime == "routed":
+        return _routed(folder, artifact, placement)
+    if artifact.runtime == "openvino":
+        from mha_deploy.sessions.openvino import OpenVinoSession
+
+        return OpenVinoSession(
+            artifact.path(folder),
+            artifact.signature,
+            name=artifact.name,
+            precision=artifact.precision,
+            placement=placement,
+        )
     if artifact.runtime == "onnxruntime":
         bf16 = artifact.precision is Precision.BF16 and "twin_of" not in artifact.details
         if bf16 and placement.device == "cpu":
@@ -43,7 +71,7 @@ def open_session(folder: Path, artifact: Artifact, placement: Placement) -> Sess
                 f"artifact {artifact.name!r} is bf16, which ONNX Runtime does not compute on a CPU; its fp32 "
                 f"twin {artifact.name + '-twin'!r} stands for it there"
             )
-        return _onnx_runtime(artifact.path(folder), artifact, placement)
+        return _onnx_runtime(artifact.path(folder), artifact, placement, settings)
     if artifact.runtime in ("tensorrt", "tensorrt-rtx"):
         from mha_deploy.sessions.tensorrt import TensorRtSession
 
@@ -62,7 +90,37 @@ def open_session(folder: Path, artifact: Artifact, placement: Placement) -> Sess
     )
 
 
-def _onnx_runtime(path: Path, artifact: Artifact, placement: Placement) -> Session:
+@dataclass(frozen=True, slots=True)
+class ArtifactSettings:
+    """How an artifact wants to be run: `details["settings"]`. "" and 0 leave it to the placement."""
+
+    device: str = ""
+    threads: int = 0
+    spinning: bool = True
+
+    @classmethod
+    def of(cls, artifact: Artifact) -> ArtifactSettings:
+        return cls(**artifact.details.get("settings", {}))
+
+    def placed(self, placement: Placement) -> Placement:
+        device, threads = self.device or placement.device, self.threads or placement.threads
+        return replace(placement, device=device, threads=threads)
+
+
+def _routed(folder: Path, artifact: Artifact, placement: Placement) -> Session:
+    routes = artifact.details["routes"]
+    short = open_session(folder, Artifact.from_json(routes["short"]), placement)
+    try:
+        long = open_session(folder, Artifact.from_json(routes["long"]), placement)
+    except BaseException:
+        short.close()
+        raise
+    return RoutedSession(short, long, up_to_length=routes["up_to_length"], name=artifact.name)
+
+
+def _onnx_runtime(
+    path: Path, artifact: Artifact, placement: Placement, settings: ArtifactSettings
+) -> Session:
     from mha_deploy.sessions.onnx_runtime import OnnxRuntimeSession
     from mha_deploy.sessions.onnx_runtime_cuda import OnnxRuntimeCudaSession
 
@@ -81,4 +139,11 @@ def _onnx_runtime(path: Path, artifact: Artifact, placement: Placement) -> Sessi
             if not placement.fallback:
                 raise
             placement = replace(placement, device=placement.fallback)
-    return OnnxRuntimeSession(path, signature, name=name, precision=precision, placement=placement)
+    return OnnxRuntimeSession(
+        path,
+        signature,
+        name=name,
+        precision=precision,
+        placement=placement,
+        spinning=settings.spinning,
+    )

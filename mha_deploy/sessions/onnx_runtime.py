@@ -57,8 +57,11 @@ class OnnxRuntimeSession(Session):
         precision: Precision = Precision.FP32,
         placement: Placement = DEFAULT_PLACEMENT,
         profile_into: str = "",
+        spinning: bool = True,
     ) -> None:
-        self._session: Any = open_inference_session(path, placement, profile_into=profile_into)
+        self._session: Any = open_inference_session(
+            path, placement, profile_into=profile_into, spinning=spinning
+        )
         self._profiles = bool(profile_into)
         self._outputs = [tensor.name for tensor in signature.outputs]
         super().__init__(name, signature, precision, self._session.get_providers()[0])
@@ -96,10 +99,12 @@ def open_inference_session(
     cuda_options: Mapping[str, str] = CUDA_OPTIONS,
     *,
     profile_into: str = "",
+    spinning: bool = True,
 ) -> Any:
     """ONNX Runtime's own session, on the provider that `placement` asks for.
 
-    `cuda_options` are the CUDA provider's, where that is the one.
+    `cuda_options` are the CUDA provider's, where that is the one. With `spinning` idle threads wait
+    for work at full speed, which answers sooner where the cores are free, and disturbs whoever shares them.
 
     Raises:
         MissingError: onnxruntime is not installed, or the provider does not run here.
@@ -117,6 +122,8 @@ def open_inference_session(
             onnxruntime.preload_dlls()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = placement.threads or usable_cpus()
+    if not spinning:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if not VNNI & set(cpu_features()):
         # There, products of uint8 and int8 saturate at 16 bits and come out wrong; another kernel, which
         # is the slower one where there is VNNI, does not.
@@ -134,12 +141,17 @@ def open_inference_session(
             raise GraphError(f"ONNX Runtime cannot load {path}: {one_line(error)}") from error
         if placement.fallback:
             elsewhere = Placement(placement.fallback, placement.threads)
-            return open_inference_session(path, elsewhere, profile_into=profile_into)
+            return open_inference_session(path, elsewhere, profile_into=profile_into, spinning=spinning)
         raise MissingError(_not_here(provider, one_line(error))) from error
     running = session.get_providers()[0]
     if running != provider and not placement.fallback:
         raise MissingError(_not_here(provider, f"ONNX Runtime fell back to {running}"))
     return session
+
+
+def cuda_lacks() -> str:
+    """Why ONNX Runtime has no GPU here, or ""."""
+    return _lacking(import_onnxruntime(), PROVIDERS["cuda"])
 
 
 def _lacking(onnxruntime: Any, provider: str) -> str:

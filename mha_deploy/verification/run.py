@@ -11,11 +11,11 @@ from mha_deploy.bundle import Bundle
 from mha_deploy.cases import Case, padded_case, real_cases
 from mha_deploy.errors import FrozenAxisError, GraphError, InputError, MissingError
 from mha_deploy.inference import with_keep_mask
-from mha_deploy.manifest import Artifact
 from mha_deploy.precision import Precision
-from mha_deploy.ragged import is_packed, unpack
+from mha_deploy.ragged import Request, is_packed, unpack
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
 from mha_deploy.signature import Feeds, Sizes
+from mha_deploy.spec import AttentionSpec
 from mha_deploy.verification.artifact_map import artifact_map
 from mha_deploy.verification.heatmap import HeatMap
 from mha_deploy.verification.judge import Judge
@@ -62,8 +62,8 @@ def verify(
     chosen = [bundle.artifact(name) for name in artifacts] or list(bundle.artifacts)
     judge = Judge(bundle.reference())
     suite = suite_of(bundle, judge.references, inputs=inputs, seed=seed, names=names)
-    if not names:
-        _refuse_unjudged(chosen, cases or given_cases(bundle, inputs))
+    for artifact in chosen if not names else ():
+        refuse_unjudged(f"artifact {artifact.name!r}", artifact.precision, cases or suite.real)
     found: list[Result] = []
     providers, not_run, stopped_at = dict[str, str](), dict[str, str](), ""
     for artifact in chosen:
@@ -108,13 +108,13 @@ def verify(
     )
 
 
-def _refuse_unjudged(artifacts: Sequence[Artifact], cases: Sequence[Case]) -> None:
-    for artifact in artifacts:
-        if artifact.precision.is_integer and not any(case.real for case in cases):
-            raise InputError(
-                f"artifact {artifact.name!r} is {artifact.precision.value}, which is judged on real inputs, "
-                "and there are none: give --inputs FILE, here or at export"
-            )
+def refuse_unjudged(what: str, precision: Precision, cases: Sequence[Case]) -> None:
+    """Raise InputError where `what` is judged on real inputs and none of the cases is."""
+    if precision.is_integer and not any(case.real for case in cases):
+        raise InputError(
+            f"{what} is {precision.value}, which is judged on real inputs, and there are none: give "
+            "--inputs FILE, here or at export"
+        )
 
 
 def suite_of(
@@ -130,18 +130,23 @@ def suite_of(
     Raises:
         FeedError, InputError: as in `verify`.
     """
-    return Suite(bundle.spec, references, real=given_cases(bundle, inputs), seed=seed, names=names)
+    return Suite(
+        bundle.spec,
+        references,
+        real=given_cases(bundle.spec, inputs, bundle.real_inputs()),
+        seed=seed,
+        names=names,
+    )
 
 
-def given_cases(bundle: Bundle, inputs: Feeds) -> list[Case]:
+def given_cases(spec: AttentionSpec, inputs: Feeds, own: Sequence[Request]) -> list[Case]:
     """Cases of real inputs: those given or, where there are none, the bundle's own.
 
     Raises:
         FeedError: they do not meet the block's signature.
     """
-    spec = bundle.spec
     if not inputs:
-        return real_cases(spec, bundle.real_inputs())
+        return real_cases(spec, own)
     if is_packed(inputs):
         return real_cases(spec, unpack(spec, inputs))
     return [padded_case(spec, with_keep_mask(spec, inputs, "keep"))]

@@ -32,6 +32,7 @@ class Suite:
         seed: int = 0,
         names: Sequence[str] = (),
     ) -> None:
+        self.real = tuple(real)
         self._order = case_names(spec)
         self._order.insert(self._order.index("large-values") + 1, NEAR_OVERFLOW)
         at = self._order.index("flat-softmax")

@@ -1,0 +1,119 @@
+"""docs/serving-benchmarks.md, from the JSON of a run; nothing in it is written by hand.
+
+python benchmarks/serving/document.py build/serving-benchmark.json > docs/serving-benchmarks.md
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mha_deploy.latency import nearest_rank
+
+OURS = "mha-deploy"
+FACTOR = 1.25
+MOST_SCATTER = 0.2
+
+
+def written(data: Mapping[str, Any]) -> tuple[str, bool]:
+    """The document, and whether the targets that it states were met."""
+    conditions, machine, rounds = data["conditions"], data["machine"], data["rounds"]
+    rates = {system: [each[system]["rate_per_s"] for each in rounds] for system in data["systems"]}
+    ratios = _ratios(rates)
+    faster = bool(ratios) and nearest_rank(ratios, 0.5) >= FACTOR and not data["missing"]
+    against = ", ".join(f"{each:.2f}x" for each in ratios) or "none ran"
+    wrong = sum(_wrong(each[system]) for each in rounds for system in each)
+    limited = sum(each[system]["limited_by_generator"] for each in rounds for system in each)
+    lone, light = _lone(data["lone_request"])
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    lines = [
+        "# Serving benchmarks",
+        "",
+        "Written by `python benchmarks/serving/run.py`; every trial is in the JSON that it leaves.",
+        "",
+        f"{machine['cpu']}, {machine['usable_cpus']} cores; {versions}.",
+        "",
+        f"The highest Poisson rate (requests/s) with p99 <= {conditions['p99_ms']:g} ms from the intended "
+        f"send and every request answered; lengths {conditions['lengths']}, d_model "
+        f"{conditions['d_model']}, by bisection to {conditions['tolerance']:.0%}, trials of "
+        f"{conditions['seconds']:g} s. Systems take turns, each started anew; the load generator runs on the "
+        "same cores, alike for all. Peers run the better of their two variants.",
+        "",
+        *_rate_table(rates),
+        "",
+        *_variant_lines(data),
+        "",
+        f"Against the best peer of the same round: {against} "
+        f"(target: {FACTOR}x in the median; {_word(faster)}).",
+        f"Wrong answers in the sample: {wrong}. Searches that ended for the generator's sake: {limited}.",
+        "",
+        lone,
+        "",
+    ]
+    return "\n".join(lines), faster and light and not wrong and not limited
+
+
+def _ratios(rates: Mapping[str, Sequence[float]]) -> list[float]:
+    """Ours over the best peer's, by round; 0 where ours held nothing."""
+    peers = [found for system, found in rates.items() if system != OURS]
+    found = []
+    for number, ours in enumerate(rates[OURS] if peers else ()):
+        best = max(peer[number] for peer in peers)
+        ratio = ours / best if best else math.inf
+        found.append(ratio if ours else 0.0)
+    return found
+
+
+def _lone(lone: Mapping[str, Any]) -> tuple[str, bool]:
+    """What a lone request pays, in a sentence, and whether that is little enough."""
+    bare, allowed = lone["medians_us"]["bare"], lone["allowed_us"]
+    # Where even the bare session's medians scatter, a difference from them says nothing.
+    scatter = (max(bare) - min(bare)) / nearest_rank(bare, 0.5)
+    light = scatter <= MOST_SCATTER and all(lone[f"{kind}_us"] <= most for kind, most in allowed.items())
+    says = (
+        f"A lone request of {lone['tensor'][0]} x {lone['tensor'][1]} over a bare session with "
+        f"{lone['threads']} threads, median of {lone['rounds']} rounds: {lone['in_process_us']:.0f} us in "
+        f"process (at most {allowed['in_process']:.0f}), {lone['http_us']:.0f} us over HTTP (at most "
+        f"{allowed['http']:.0f}); the bare session's medians scatter by {scatter:.0%} (at most "
+        f"{MOST_SCATTER:.0%} for the difference to count); {_word(light)}."
+    )
+    return says, light
+
+
+def _word(met: bool) -> str:
+    return "met" if met else "missed"
+
+
+def _rate_table(rates: Mapping[str, Sequence[float]]) -> list[str]:
+    count = max(map(len, rates.values()))
+    lines = [
+        "| system | " + " | ".join(f"round {i + 1}" for i in range(count)) + " | median |",
+        "| --- |" + " ---: |" * (count + 1),
+    ]
+    for system, found in sorted(rates.items(), key=lambda item: -nearest_rank(item[1], 0.5)):
+        cells = " | ".join(f"{each:.0f}" for each in found)
+        lines.append(f"| {system} | {cells} | {nearest_rank(found, 0.5):.0f} |")
+    return lines
+
+
+def _variant_lines(data: Mapping[str, Any]) -> list[str]:
+    lines = [
+        f"- {name}: " + ", ".join(f"{variant} {rate:.0f}/s" for variant, rate in found.items())
+        for name, found in data["variants_tried_per_s"].items()
+        if found
+    ]
+    lines += [f"- {name}: did not run: {reason}" for name, reason in data["missing"].items()]
+    return ["Variants tried before the rounds:", "", *lines] if lines else []
+
+
+def _wrong(search: Mapping[str, Any]) -> int:
+    reports = [search["alone"], *(trial["report"] for trial in search["trials"])]
+    return sum(report["check"]["failed"] for report in reports)
+
+
+if __name__ == "__main__":
+    print(written(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))[0], end="")

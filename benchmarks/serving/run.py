@@ -1,0 +1,147 @@
+"""This project's server against Triton, LitServe, MLServer and Ray Serve, each with the same ONNX file.
+
+    python benchmarks/serving/run.py [--peers triton,ray] [--rounds 5] [--seconds 10]
+
+Installs what is missing (benchmarks/.envs), finds each peer's better variant, then in alternating rounds
+the highest Poisson rate at which each system holds the p99 target. Writes build/serving-benchmark.json, with
+every trial, and docs/serving-benchmarks.md. Exit code 1: a target was missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import overhead
+from document import written
+from subject import exported
+from systems import NAMES, OURS, System, prepare, started
+
+from mha_deploy.bundle import Bundle
+from mha_deploy.errors import InputError
+from mha_deploy.load import (
+    Arrivals,
+    LoadOptions,
+    LoadReport,
+    ReferenceChecker,
+    SearchReport,
+    closed_plan,
+    find_rate,
+    open_plan,
+    parse_lengths,
+    run_load,
+)
+from mha_deploy.machine import describe, usable_cpus
+
+ROOT = Path(__file__).parents[2]
+LENGTHS = "lognormal:27:2:160"
+LEAST = 460  # a p99 takes 459 samples
+
+
+def main() -> int:
+    """Measure, write, and say whether the targets were met."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
+    options = _options()
+    bundle = exported()
+    checker = ReferenceChecker(bundle)
+    search = _Search(bundle, checker, options.seconds, options.p99_ms, options.tolerance)
+    lone = overhead.measure(options.overhead_rounds, usable_cpus())
+    chosen, missing, tried = [System(OURS, "default")], {}, {}
+    for name in options.peers.split(","):
+        reason = prepare(name)
+        found: dict[str, float] = {}
+        for variant in () if reason else ("plain", "batched"):
+            try:
+                found[variant] = search(System(name, variant), seed=0).rate_per_s
+            except InputError as error:
+                reason = str(error)
+        tried[name] = found
+        if found:
+            chosen.append(System(name, max(found, key=lambda each: found[each])))
+        else:
+            missing[name] = reason
+    rounds = []
+    for number in range(options.rounds):
+        turn = number % len(chosen)
+        reports = {str(system): search(system, seed=number + 1) for system in chosen[turn:] + chosen[:turn]}
+        rounds.append({name: report.to_json() for name, report in reports.items()})
+    data = {
+        "machine": describe(),
+        "conditions": {
+            "lengths": LENGTHS,
+            "arrivals": "poisson",
+            "p99_ms": options.p99_ms,
+            "seconds": options.seconds,
+            "tolerance": options.tolerance,
+            "d_model": bundle.spec.d_model,
+        },
+        "variants_tried_per_s": tried,
+        "missing": missing,
+        "systems": [str(system) for system in chosen],
+        "rounds": rounds,
+        "lone_request": lone,
+    }
+    return _finish(data, options.out)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--peers", default=",".join(NAMES))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each trial")
+    parser.add_argument("--p99-ms", type=float, default=20.0)
+    parser.add_argument("--tolerance", type=float, default=0.05)
+    parser.add_argument("--overhead-rounds", type=int, default=15)
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "serving-benchmark.json")
+    options = parser.parse_args()
+    unknown = set(options.peers.split(",")) - set(NAMES)
+    if unknown or options.rounds < 1:
+        parser.error(f"peers are {', '.join(NAMES)}; rounds at least 1")
+    return options
+
+
+class _Search:
+    """The highest rate of one system, started anew and ended again."""
+
+    def __init__(
+        self, bundle: Bundle, checker: ReferenceChecker, seconds: float, p99_ms: float, tolerance: float
+    ) -> None:
+        self._bundle, self._checker = bundle, checker
+        self._seconds, self._p99_ms, self._tolerance = seconds, p99_ms, tolerance
+
+    def __call__(self, system: System, seed: int) -> SearchReport:
+        lengths, driving = parse_lengths(LENGTHS), LoadOptions(warm_up=200, sample=8, seed=seed)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            started(system, self._bundle.folder, self._bundle.signature, Path(folder) / "log") as target,
+        ):
+
+            def run_at(rate: float) -> LoadReport:
+                count = max(LEAST, round(rate * self._seconds))
+                plan = open_plan(Arrivals("poisson", rate), lengths, count, seed)
+                return run_load(target, plan, driving, self._checker)
+
+            alone = run_load(target, closed_plan(1, lengths, LEAST, seed), driving, self._checker)
+            found = find_rate(run_at, alone, self._p99_ms, tolerance=self._tolerance)
+        print(f"{system}: {found.rate_per_s:.1f}/s", file=sys.stderr, flush=True)
+        return found
+
+
+def _finish(data: dict[str, Any], out: Path) -> int:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(data) + "\n", encoding="utf-8")
+    text, met = written(data)
+    document = ROOT / "docs" / "serving-benchmarks.md"
+    document.parent.mkdir(exist_ok=True)
+    document.write_text(text, encoding="utf-8")
+    print(text)
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

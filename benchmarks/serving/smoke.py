@@ -1,0 +1,50 @@
+"""Start each system once and check its answers: what a benchmark needs before it measures.
+
+python benchmarks/serving/smoke.py [PEER ...]
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from subject import exported
+from systems import NAMES, OURS, System, prepare, started
+
+from mha_deploy.errors import InputError
+from mha_deploy.load import LoadOptions, ReferenceChecker, closed_plan, parse_lengths, run_load
+
+
+def main() -> int:
+    """Print a line for each system and variant."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
+    bundle = exported()
+    checker = ReferenceChecker(bundle)
+    wanted = sys.argv[1:] or [OURS, *NAMES]
+    failed = 0
+    for name in wanted:
+        reason = "" if name == OURS else prepare(name)
+        for variant in ("default",) if name == OURS else ("plain", "batched"):
+            system = System(name, variant)
+            try:
+                if reason:
+                    raise InputError(reason)
+                with (
+                    tempfile.TemporaryDirectory() as folder,
+                    started(system, bundle.folder, bundle.signature, Path(folder) / "log") as target,
+                ):
+                    plan = closed_plan(4, parse_lengths("uniform:2:160"), 60)
+                    report = run_load(target, plan, LoadOptions(warm_up=8, sample=12), checker)
+                answered, check = report.outcomes["answered"], report.check
+                print(f"{system}: {answered} of 60 answered, {check.failed} of {check.sampled} wrong", end="")
+                print(f", largest error {check.max_abs_error:.1e} (allowed {check.allowed:.1e})", flush=True)
+                failed += answered < 60 or not check.passed
+            except InputError as error:
+                print(f"{system}: {error}", flush=True)
+                failed += 1
+    return int(failed > 0)
+
+
+sys.exit(main())

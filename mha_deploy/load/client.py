@@ -1,0 +1,248 @@
+"""A client that costs little: HTTP/1.1 over raw connections, one request at a time on each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from mha_deploy.errors import InputError
+from mha_deploy.load.encoding import BinaryEncoding, Encoding, Pieces, Reply
+from mha_deploy.load.inputs import VARIANTS, Inputs
+from mha_deploy.load.records import Outcome
+from mha_deploy.load.target import Done, Target, variant_of
+from mha_deploy.serving.security import is_loopback
+from mha_deploy.serving.wire import clip
+from mha_deploy.signature import Array
+
+_OUTCOMES = {200: Outcome.ANSWERED, 429: Outcome.REFUSED, 503: Outcome.REFUSED, 504: Outcome.EXPIRED}
+_OPENED_BEFORE = 16
+_CONNECT_S = 10.0
+
+
+class Connection(asyncio.Protocol):
+    """One connection of the pool; `ask` while it is idle."""
+
+    def __init__(self, pool: HttpTarget) -> None:
+        self._pool = pool
+        self._transport = cast(asyncio.Transport, None)
+        self._index, self._done = -1, cast(Done, None)
+        self._buffer = bytearray()
+        self._expected = self._body_at = 0
+        self._status, self._headers = 0, dict[str, str]()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def ask(self, index: int, pieces: Pieces, done: Done) -> None:
+        self._index, self._done = index, done
+        self._transport.writelines(pieces)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        if not self._expected and not self._read_head():
+            return
+        if len(self._buffer) >= self._expected:
+            self._finish(time.monotonic())
+
+    def _read_head(self) -> bool:
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            return False
+        first, *lines = self._buffer[:end].decode("latin-1").split("\r\n")
+        pairs = (line.partition(":") for line in lines)
+        self._headers = {name.lower(): value.strip() for name, _, value in pairs}
+        try:
+            self._status = int(first.split(" ", 2)[1])
+            self._body_at = end + 4
+            self._expected = self._body_at + int(self._headers["content-length"])
+        except (LookupError, ValueError):
+            self._fail(Outcome.ERROR, f"an answer without a status and a length: {clip(first)}")
+            return False
+        return True
+
+    def _finish(self, now_s: float) -> None:
+        body = bytes(memoryview(self._buffer)[self._body_at : self._expected])
+        reply = Reply(self._status, self._headers, body)
+        whole = len(self._buffer) == self._expected
+        self._buffer, self._expected = bytearray(), 0
+        index, self._index = self._index, -1
+        if not whole or reply.headers.get("connection", "").lower() == "close":
+            self._transport.close()
+        else:
+            self._pool.idle.append(self)
+        if index >= 0:
+            outcome = _OUTCOMES.get(reply.status, Outcome.ERROR)
+            note = "" if reply.status == 200 else f"status {reply.status}: {clip(_text(body))}"
+            self._done(index, outcome, now_s, reply, note)
+
+    def _fail(self, outcome: Outcome, note: str) -> None:
+        index, self._index = self._index, -1
+        self._transport.close()
+        if index >= 0:
+            self._done(index, outcome, time.monotonic(), b"", note)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._pool.lost(self)
+        self._fail(Outcome.DISCONNECTED, f"the connection ended before the answer ({error or 'closed'})")
+
+    def close(self) -> None:
+        self._index = -1
+        self._transport.close()
+
+
+class HttpTarget(Target):
+    """A server at `host`:`port`, spoken to in an `Encoding`; connections are opened as they are needed."""
+
+    def __init__(self, name: str, host: str, port: int, encoding: Encoding, inputs: Inputs) -> None:
+        self.name, self.inputs = name, inputs
+        self.idle: list[Connection] = []
+        self._host, self._port, self._encoding = host, port, encoding
+        self._all: set[Connection] = set()
+        self._requests: dict[tuple[int, int], Pieces] = {}
+        self._opening: set[asyncio.Task[None]] = set()
+        self._loop = cast(asyncio.AbstractEventLoop, None)
+
+    async def open(self, lengths: Array) -> None:
+        self._loop = asyncio.get_running_loop()
+        host = f"{self._host}:{self._port}"
+        for length in {int(length) for length in lengths}:
+            for variant in range(VARIANTS):
+                feeds = self.inputs.feeds(length, variant)
+                self._requests[length, variant] = self._encoding.request(host, feeds)
+        try:
+            while len(self.idle) < _OPENED_BEFORE:
+                self.idle.append(await self._connected())
+        except OSError as error:
+            raise InputError(f"cannot connect to {host}: {error.strerror or error}") from error
+
+    async def _connected(self) -> Connection:
+        async with asyncio.timeout(_CONNECT_S):
+            _, connection = await self._loop.create_connection(
+                lambda: Connection(self), self._host, self._port
+            )
+        self._all.add(connection)
+        return connection
+
+    def send(self, index: int, length: int, done: Done) -> None:
+        pieces = self._requests[length, variant_of(index)]
+        if self.idle:
+            self.idle.pop().ask(index, pieces, done)
+            return
+        task = self._loop.create_task(self._send_on_a_new_one(index, pieces, done))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _send_on_a_new_one(self, index: int, pieces: Pieces, done: Done) -> None:
+        try:
+            connection = await self._connected()
+        except OSError as error:
+            note = f"no connection: {error.strerror or type(error).__name__}"
+            done(index, Outcome.DISCONNECTED, time.monotonic(), b"", note)
+            return
+        connection.ask(index, pieces, done)
+
+    def lost(self, connection: Connection) -> None:
+        self._all.discard(connection)
+        if connection in self.idle:
+            self.idle.remove(connection)
+
+    def decode(self, answer: object) -> Array:
+        return self._encoding.answer(cast(Reply, answer))
+
+    async def close(self) -> None:
+        for task in self._opening:
+            task.cancel()
+        for connection in list(self._all):
+            connection.close()
+        self.idle.clear()
+        await asyncio.sleep(0)
+
+
+def address(url: str, *, allow_remote: bool = False) -> tuple[str, int]:
+    """Host and port of a server's URL.
+
+    Raises:
+        InputError: it is no http URL, or names another machine than this without `allow_remote`.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or 80
+    except ValueError as error:
+        raise InputError(f"{url!r}: {error}; expected http://HOST:PORT") from error
+    if parts.scheme != "http" or not host or parts.path.strip("/") or parts.username:
+        raise InputError(f"{url!r}; expected http://HOST:PORT, without a path")
+    if not (allow_remote or is_loopback(host)):
+        raise InputError(
+            f"{host} is another machine, and a load test can bring it down; --allow-remote if it is yours"
+        )
+    return host, port
+
+
+async def fetch(host: str, port: int, method: str, path: str, token: str = "") -> Any:
+    """The JSON that one request gets.
+
+    Raises:
+        InputError: no server there, another status than 200, or no JSON.
+    """
+    credentials = f"Authorization: Bearer {token}\r\n" if token else ""
+    head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{credentials}Content-Length: 0\r\n"
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(f"{head}Connection: close\r\n\r\n".encode("latin-1"))
+            answer = await reader.read()
+            writer.close()
+    except OSError as error:
+        raise InputError(f"no server answers at {host}:{port}: {error.strerror or error}") from error
+    head_text, _, body = answer.partition(b"\r\n\r\n")
+    status = head_text.decode("latin-1").partition("\r\n")[0]
+    if " 200 " not in f"{status} ":
+        raise InputError(f"{method} {path} at {host}:{port} gave {clip(status)} {clip(_text(body))}")
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise InputError(f"{method} {path} at {host}:{port} gave no JSON: {clip(_text(body))}") from error
+
+
+def server_target(
+    url: str,
+    longest: int,
+    *,
+    model: str = "",
+    timeout_us: int = 0,
+    token: str = "",
+    allow_remote: bool = False,
+    seed: int = 0,
+) -> HttpTarget:
+    """A server of the Open Inference Protocol, for requests of lengths up to `longest`.
+
+    Without `model`, the only one that it has. Call it outside of an event loop.
+
+    Raises:
+        InputError: no such server or model, or one whose inputs are not those of attention.
+    """
+    host, port = address(url, allow_remote=allow_remote)
+    model, metadata = asyncio.run(_described(host, port, model, token))
+    encoding = BinaryEncoding(model, timeout_us=timeout_us, token=token)
+    inputs = Inputs.for_metadata(metadata, longest, seed)
+    return HttpTarget(f"{model} at {url}", host, port, encoding, inputs)
+
+
+async def _described(host: str, port: int, model: str, token: str) -> tuple[str, Any]:
+    """The model's name and metadata."""
+    if not model:
+        index = await fetch(host, port, "POST", "/v2/repository/index", token)
+        names = [each.get("name", "") for each in index if isinstance(each, dict)]
+        if len(names) != 1:
+            raise InputError(
+                f"{host}:{port} has models {', '.join(names) or 'none'}; choose one with --model"
+            )
+        model = names[0]
+    return model, await fetch(host, port, "GET", f"/v2/models/{model}", token)
+
+
+def _text(body: bytes) -> str:
+    return body[:200].decode("utf-8", "replace")

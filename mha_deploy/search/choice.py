@@ -1,0 +1,72 @@
+"""Which candidate, or which two: one for short inputs and one for long ones where no single one wins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# A second engine, or one that is less simple, has to be faster by more than this.
+MARGIN = 0.03
+RULE = (
+    f"chosen: the least geometric mean of time over the fastest one's, over all sizes; a simpler candidate "
+    f"stays unless the other is more than {MARGIN:.0%} faster, and so does one for all sizes"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One size: its query length, and by candidate the time over the fastest one's."""
+
+    length: int
+    ratios: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`short` up to `up_to_length`, `long` beyond; they are one where a single candidate is chosen."""
+
+    short: str
+    long: str
+    up_to_length: int = 0
+
+    @property
+    def single(self) -> bool:
+        return self.short == self.long
+
+    def at(self, length: int) -> str:
+        return self.short if length <= self.up_to_length else self.long
+
+    def to_json(self) -> dict[str, Any]:
+        return {"short": self.short, "long": self.long, "up_to_length": self.up_to_length}
+
+
+def choose(sizes: Sequence[Size], names: Sequence[str]) -> Route:
+    """The route among `names`, given in order of their simplicity, for `sizes`.
+
+    Every size counts the same. All pairs and all boundaries between lengths are tried.
+    """
+    best = _simplest([Route(name, name) for name in names], sizes)
+    lengths = sorted({size.length for size in sizes})
+    pairs = [
+        Route(short, long, limit)
+        for limit in lengths[:-1]
+        for short in names
+        for long in names
+        if short != long
+    ]
+    if not pairs:
+        return best
+    two = _simplest(pairs, sizes)
+    return two if _cost(two, sizes) * (1 + MARGIN) < _cost(best, sizes) else best
+
+
+def _simplest(routes: Sequence[Route], sizes: Sequence[Size]) -> Route:
+    """The first within the margin of the fastest."""
+    limit = (1 + MARGIN) * min(_cost(route, sizes) for route in routes)
+    return next(route for route in routes if _cost(route, sizes) <= limit)
+
+
+def _cost(route: Route, sizes: Sequence[Size]) -> float:
+    return math.exp(sum(math.log(size.ratios[route.at(size.length)]) for size in sizes) / len(sizes))

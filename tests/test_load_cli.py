@@ -1,0 +1,100 @@
+"""The command load, its tables and its picture."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from loading import LENGTHS, QUICK, Scripted
+from rich.console import Console
+from serving import bundle_runner, serving
+
+from mha_deploy.errors import BenchError, MissingError
+from mha_deploy.load import (
+    RunnerTarget,
+    closed_plan,
+    draw_percentiles,
+    find_rate,
+    run_load,
+)
+from mha_deploy.load.records import Outcome
+from mha_deploy.render_load import search_tables
+
+
+@pytest.fixture(scope="module")
+def port(small_bundle):
+    """Of a server over the small bundle."""
+    with serving(bundle_runner(small_bundle)) as running:
+        yield running.port
+
+
+def test_the_picture_is_drawn_and_a_name_that_is_no_pictures_is_refused(tmp_path, monkeypatch):
+    report = run_load(Scripted(lambda _: Outcome.ANSWERED), closed_plan(2, LENGTHS, 30), QUICK)
+    draw_percentiles(report, tmp_path / "load.png")
+    assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(BenchError, match=r"expected one that ends in .png"):
+        draw_percentiles(report, tmp_path / "load.jpg")
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(MissingError, match=r"pip install 'mha-deploy\[pictures\]'"):
+        draw_percentiles(report, tmp_path / "load.png")
+
+
+def test_the_command_loads_a_server_and_writes_its_report(cli, port, small_bundle, tmp_path):
+    done = cli(
+        *("load", f"http://127.0.0.1:{port}", "--rate", 300, "--requests", 40, "--lengths", "uniform:1:64"),
+        *("--bundle", small_bundle.folder, "--check", 4, "-o", tmp_path / "load.json", "--json"),
+        *("--picture", tmp_path / "load.png"),
+    )
+    data = json.loads(done.stdout)
+    assert data["outcomes"]["answered"] == data["planned"] == 40
+    assert data["check"]["sampled"] == 4
+    assert data["check"]["passed"]
+    assert done.exit_code == (0 if data["valid"] else 1)
+    assert len(json.loads((tmp_path / "load.json").read_text())["samples"]["sent_s"]) == 40
+    assert (tmp_path / "load.png").exists()
+
+
+def test_the_command_loads_a_bundle_in_this_process_and_prints_tables(cli, small_bundle, tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(f'{{"at_s": {i / 500}, "length": {i % 9 + 1}}}\n' for i in range(30)))
+    done = cli("load", small_bundle.folder, "--trace", trace, "--workers", 1, "--threads", 1)
+    assert done.exit_code in (0, 1), done.stderr
+    assert "30 requests: 30 answered, 0 refused" in done.stdout
+    assert "latency from the intended send" in done.stdout
+    assert ("INVALID" in done.stdout) == (done.exit_code == 1)
+
+
+def test_the_command_searches_for_a_rate_and_fails_where_there_is_none(cli, small_bundle):
+    search = ("load", small_bundle.folder, "--p99-ms", 1e-6, "--lengths", "fixed:2", "--check", 0)
+    done = cli(*search, "--workers", 1, "--threads", 1, "--json")
+    data = json.loads(done.stdout)
+    assert (data["rate_per_s"], data["trials"], done.exit_code) == (0.0, [], 1)
+    assert data["alone"]["outcomes"]["answered"] == 460
+
+
+def test_a_search_is_printed_as_a_table(small_bundle, capsys):
+    with bundle_runner(small_bundle) as runner:
+        target = RunnerTarget(runner, 64)
+        alone = run_load(target, closed_plan(1, LENGTHS, 460), QUICK)
+        found = find_rate(lambda _: alone, alone, 1e6, tolerance=1e9)
+    search_tables(Console(width=120), found)
+    printed = capsys.readouterr().out
+    assert "the highest rate at p99 <= 1e+06 ms" in printed
+    assert "one at a time" in printed
+    assert "460 of 460" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "load was given 0 of --rate, --trace, --concurrency and --p99-ms"),
+        (("--rate", 1, "--concurrency", 2), "load was given 2 of"),
+        (("--p99-ms", 5, "--picture", "p.png"), "--picture draws one run"),
+        (("--rate", 1, "--lengths", "zipf:3"), "lengths 'zipf:3'"),
+        (("--rate", 1, "--lengths", "fixed:900"), "length 900; this block takes seq up to 64"),
+    ],
+)
+def test_the_command_refuses_what_makes_no_run(cli, small_bundle, arguments, message):
+    done = cli("load", small_bundle.folder, "--workers", 1, "--threads", 1, *arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr

@@ -1,0 +1,138 @@
+"""Who is timed, who is dropped, who is chosen, and what is remembered: on a clock that tests move."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from measured import FakeMachine
+
+from mha_deploy.search.choice import MARGIN, Route, Size, choose
+from mha_deploy.search.gate import Verdict
+from mha_deploy.search.measuring import CLEARLY_SLOWER, FINALISTS, Timing, finalists, race
+from mha_deploy.search.record import FILE_NAME, Record
+
+
+def raced(machine, times_ms, **fields):
+    turns = [machine.turn(name, ms) for name, ms in times_ms.items()]
+    timings, _ = race(turns, 0.2, clock=machine.clock, **fields)
+    return timings
+
+
+def test_the_final_is_among_those_near_the_winner_of_the_heat():
+    timings = raced(FakeMachine(), {"a": 1.0, "b": 1.2, "c": 1.4, "d": 3.0})
+    assert {name for name, timing in timings.items() if timing.final} == {"a", "b"}
+    assert {name: round(timing.ratio, 6) for name, timing in timings.items()} == {
+        "a": 1.0,
+        "b": 1.2,
+        "c": 1.4,
+        "d": 3.0,
+    }
+
+
+def test_a_slow_one_that_is_kept_is_in_the_final_and_what_runs_beside_is_no_contender():
+    machine = FakeMachine()
+    beside = machine.turn("ceiling", 0.1)
+    turns = [machine.turn("a", 1.0), machine.turn("slow", 5.0)]
+    timings, taken = race(turns, 0.2, keep=["slow"], beside=[beside], clock=machine.clock)
+    assert timings["slow"].final
+    assert set(timings) == {"a", "slow"}
+    assert taken["ceiling"].median_ms == pytest.approx(0.1)
+
+
+def test_a_disturbance_in_the_heat_drops_nobody():
+    # Everything takes ten times as long for a while, except for an instant now and then.
+    machine = FakeMachine(lambda now: 10.0 if now < 0.4 and int(now * 1e4) % 7 else 1.0)
+    timings = raced(machine, {"a": 1.0, "b": 1.1, "c": 1.05})
+    assert all(timing.final for timing in timings.values())
+    assert min(timings, key=lambda name: timings[name].ratio) == "a"
+
+
+def test_the_fastest_has_ratio_one_and_nobody_less_however_the_machine_drifts():
+    machine = FakeMachine(lambda now: 1.0 + now / 20)
+    timings = raced(machine, {"a": 1.2, "b": 1.0, "c": 1.1})
+    assert timings["b"].ratio == 1.0
+    assert timings["a"].ratio == pytest.approx(1.2, rel=0.02)
+    assert timings["c"].ratio == pytest.approx(1.1, rel=0.02)
+
+
+def test_the_final_has_room_for_so_many_and_the_fastest_are_in_it():
+    times = {str(i): 1 + i / 100 for i in range(FINALISTS + 3)}
+    assert finalists(dict(reversed(times.items())), []) == list(reversed(list(times)[:FINALISTS]))
+    assert finalists({"a": 1.0, "b": CLEARLY_SLOWER * 1.01}, []) == ["a"]
+
+
+def test_one_that_wins_everywhere_is_chosen_alone():
+    sizes = [Size(16, {"a": 1.5, "b": 1.0}), Size(512, {"a": 1.2, "b": 1.0})]
+    assert choose(sizes, ["a", "b"]) == Route("b", "b")
+
+
+def test_short_and_long_have_a_winner_each_where_no_single_one_wins():
+    sizes = [
+        Size(16, {"a": 1.0, "b": 1.6}),
+        Size(128, {"a": 1.0, "b": 1.3}),
+        Size(512, {"a": 2.0, "b": 1.0}),
+    ]
+    route = choose(sizes, ["a", "b"])
+    assert route == Route("a", "b", 128)
+    assert [route.at(length) for length in (1, 128, 129, 512)] == ["a", "a", "b", "b"]
+
+
+def test_of_two_that_are_equally_fast_the_simpler_wins():
+    even = [Size(16, {"simple": 1 + MARGIN / 2, "other": 1.0})]
+    assert choose(even, ["simple", "other"]) == Route("simple", "simple")
+    ahead = [Size(16, {"simple": 1 + 2 * MARGIN, "other": 1.0})]
+    assert choose(ahead, ["simple", "other"]) == Route("other", "other")
+
+
+def test_a_second_engine_has_to_be_worth_it():
+    sizes = [Size(16, {"a": 1.0, "b": 1.02}), Size(512, {"a": 1.02, "b": 1.0})]
+    assert choose(sizes, ["a", "b"]).single
+
+
+RATIOS = st.lists(
+    st.tuples(st.integers(1, 4), *[st.floats(1.0, 4.0) for _ in range(3)]), min_size=1, max_size=5
+)
+
+
+@given(RATIOS)
+def test_no_single_candidate_is_faster_than_the_choice_by_more_than_both_margins(drawn):
+    names = ["a", "b", "c"]
+    sizes = [Size(length, dict(zip(names, ratios, strict=True))) for length, *ratios in drawn]
+    route = choose(sizes, names)
+    chosen = math.prod(size.ratios[route.at(size.length)] for size in sizes) ** (1 / len(sizes))
+    for name in names:
+        alone = math.prod(size.ratios[name] for size in sizes) ** (1 / len(sizes))
+        assert chosen <= alone * (1 + MARGIN) * 1.0001
+
+
+TIMING = Timing(final=True, ratio=1.0, p50_ms=2.5, p99_ms=math.nan, samples=3, rounds_p50_ms=(2.0, 3.0))
+CONDITIONS = {"machine": "m", "sizes": {"batch": 1}}
+
+
+def test_what_was_found_is_found_again_under_the_same_conditions_and_no_other(tmp_path):
+    record = Record.load(tmp_path)
+    record.keep_timings(CONDITIONS, {"a": TIMING}, 99.0, ["busy"])
+    record.keep_verdict({"name": "a"}, Verdict(False, math.inf, "min", 1, "wrong"))
+    again = Record.load(tmp_path)
+    timings, ceiling, notices = again.timings(dict(reversed(CONDITIONS.items())))
+    assert (repr(timings["a"]), ceiling, notices) == (repr(TIMING), 99.0, ["busy"])
+    assert again.verdict({"name": "a"}) == Verdict(False, math.inf, "min", 1, "wrong")
+    assert again.timings({**CONDITIONS, "machine": "other"}) is None
+    assert again.verdict({"name": "b"}) is None
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"format": 1}', '{"format": 99, "entries": {}}'])
+def test_a_record_that_cannot_be_read_counts_as_none(tmp_path, damage):
+    (tmp_path / FILE_NAME).write_text(damage)
+    assert Record.load(tmp_path).entries == {}
+
+
+def test_a_damaged_entry_counts_as_none(tmp_path):
+    record = Record.load(tmp_path)
+    record.keep_timings(CONDITIONS, {"a": TIMING}, 99.0, ["busy"])
+    text = (tmp_path / FILE_NAME).read_text().replace("p50_ms", "p49_ms")
+    (tmp_path / FILE_NAME).write_text(text)
+    assert Record.load(tmp_path).timings(CONDITIONS) is None

@@ -1,0 +1,125 @@
+"""The serving benchmark's document: written from its JSON, and honest about what was not met."""
+
+from __future__ import annotations
+
+import sys
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mha_deploy.errors import InputError
+from mha_deploy.load.encoding import Reply
+
+FOLDER = Path(__file__).parents[1] / "benchmarks" / "serving"
+
+
+@pytest.fixture
+def module(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+    def imported(name):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return __import__(name)
+
+    return imported
+
+
+def search(rate, failed=0, limited=False):
+    check = {"failed": failed}
+    return {
+        "rate_per_s": rate,
+        "limited_by_generator": limited,
+        "alone": {"check": check},
+        "trials": [{"report": {"check": {"failed": 0}}}],
+    }
+
+
+DATA = {
+    "machine": {"cpu": "a CPU", "usable_cpus": 2, "versions": {"onnxruntime": "1.32.0"}},
+    "conditions": {
+        "lengths": "lognormal:27:2:160",
+        "p99_ms": 20.0,
+        "seconds": 10.0,
+        "tolerance": 0.05,
+        "d_model": 768,
+    },
+    "variants_tried_per_s": {"triton": {"plain": 400.0, "batched": 390.0}},
+    "missing": {},
+    "systems": ["mha-deploy", "triton (plain)"],
+    "rounds": [
+        {"mha-deploy": search(600.0), "triton (plain)": search(400.0)},
+        {"mha-deploy": search(500.0), "triton (plain)": search(390.0)},
+        {"mha-deploy": search(520.0), "triton (plain)": search(380.0)},
+    ],
+    "lone_request": {
+        "tensor": [128, 384],
+        "threads": 2,
+        "rounds": 3,
+        "medians_us": {"bare": [1000.0, 1010.0, 1005.0]},
+        "in_process_us": 60.0,
+        "http_us": 400.0,
+        "allowed_us": {"in_process": 150.0, "http": 600.0},
+    },
+}
+
+
+def test_the_document_holds_the_rates_the_ratios_and_the_overheads(module):
+    text, met = module("document").written(DATA)
+    assert met
+    assert "| mha-deploy | 600 | 500 | 520 | 520 |" in text
+    assert "Against the best peer of the same round: 1.50x, 1.28x, 1.37x (target: 1.25x" in text
+    assert "- triton: plain 400/s, batched 390/s" in text
+    assert "60 us in process (at most 150), 400 us over HTTP (at most 600)" in text
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("rounds", 1, "mha-deploy"), search(0.0), "0.00x"),
+        (("rounds", 1, "mha-deploy"), search(500.0, failed=2), "Wrong answers in the sample: 2."),
+        (("rounds", 1, "triton (plain)"), search(390.0, limited=True), "for the generator's sake: 1."),
+        (("missing",), {"ray": "not installed"}, "- ray: did not run: not installed"),
+        (("lone_request", "in_process_us"), 151.0, "151 us in process (at most 150)"),
+        (("lone_request", "medians_us", "bare"), [1000.0, 1500.0, 1005.0], "scatter by 50%"),
+    ],
+)
+def test_whatever_is_not_met_is_said_and_fails(module, place, value, said):
+    data = deepcopy(DATA)
+    inner = data
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    if said == "0.00x":
+        data["rounds"][2]["mha-deploy"] = search(0.0)
+    text, met = module("document").written(data)
+    assert said in text
+    assert not met
+
+
+def test_a_tensor_survives_each_peers_encoding(module):
+    systems = module("systems")
+    x = np.arange(3 * 8, dtype=np.float32).reshape(1, 3, 8)
+    for name, wrap in {
+        "ray": lambda sent: sent,
+        "litserve": lambda sent: sent.replace(b'"x"', b'"y"'),
+        "mlserver": lambda sent: sent.replace(b'"inputs"', b'"outputs"'),
+    }.items():
+        encoding = systems.encoding_of(name, 8)
+        pieces, _ = encoding.body({"x": x})
+        answer = encoding.answer(Reply(200, {}, wrap(b"".join(pieces))))
+        assert np.array_equal(answer, x[0])
+        with pytest.raises(InputError, match=r"an answer that cannot be read|expected float32 rows"):
+            encoding.answer(Reply(200, {}, b"{}"))
+
+
+def test_every_peer_has_its_requirements_pinned_and_a_server(module):
+    for name in module("systems").NAMES:
+        lines = (FOLDER / "peers" / name / "requirements.txt").read_text().split()
+        pinned = (FOLDER / "peers" / name / "constraints.txt").read_text().lower().replace("_", "-").split()
+        assert [
+            line for line in lines if line.partition("[")[0].split("==")[0] not in "\n".join(pinned)
+        ] == []
+        assert all("==" in line for line in (*lines, *pinned))
+        assert (FOLDER / "peers" / name / "serve.py").exists()
