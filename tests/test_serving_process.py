@@ -131,6 +131,9 @@ def test_a_token_from_a_file_guards_the_server(copied, tmp_path):
         (("--tls-client-ca", "ca.pem"), "it needs --tls-cert and --tls-key"),
         (("--tls-cert", "none.pem", "--tls-key", "none.pem"), "TLS files none.pem, none.pem: No such file"),
         (("--token-file", "none"), "cannot read the token file none"),
+        (("--request-seconds", "inf"), "request_s = inf; expected a finite number above 0"),
+        (("--request-seconds", "nan"), "request_s = nan; expected a finite number above 0"),
+        (("--grace", "nan"), "a grace of nan s; expected 0 or more"),
         (("--host", "no.such.host.invalid"), "can be reached from other machines"),
     ],
 )

@@ -99,13 +99,17 @@ class HttpFront:
         if request.version not in _VERSIONS:
             raise RequestError("expected HTTP/1.0 or HTTP/1.1")
         path = request.rel_url.raw_path
-        route = self._infer_route if path == self._infer_path else self._route(path)
+        try:
+            route = self._infer_route if path == self._infer_path else self._route(path)
+        except RequestError:
+            self._check_token(request)  # or who has none could try which names there are
+            raise
+        if not route.open:
+            self._check_token(request)
         allowed = ("GET", "HEAD") if route.method == "GET" else (route.method,)
         if request.method not in allowed:
             text = f"{clip(request.method)} on this path; expected {' or '.join(allowed)}"
             return error_response(405, text, {"Allow": ", ".join(allowed)})
-        if not route.open:
-            self._check_token(request)
         return await route.handler(request)
 
     def _failed(self, error: Exception) -> Response:
@@ -224,7 +228,7 @@ class HttpFront:
 
     async def _live(self, request: BaseRequest) -> Response:
         since = request.query.get("since", "0")
-        if not (since.isascii() and since.isdigit()):
+        if not (since.isascii() and since.isdigit() and len(since) < 16):
             raise RequestError(f"since={clip(since)}; expected seconds since 1970")
         return _json(self._model.live(int(since)))
 
