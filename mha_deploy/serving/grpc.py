@@ -12,42 +12,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from mha_deploy.errors import InputError, MissingError, RequestError, RunnerClosedError
 from mha_deploy.serving.body import BodyBudget, BodyShare
 from mha_deploy.serving.faults import fault_of
+from mha_deploy.serving.grpc_messages import decode, parse_message
 from mha_deploy.serving.model import VERSION, Model, server_metadata
-from mha_deploy.serving.protocol import (
-    OUTPUT,
-    InferRequest,
-    check_outputs,
-    check_parameters,
-    identity,
-    timeout_seconds,
-    whole,
-)
+from mha_deploy.serving.protocol import OUTPUT
 from mha_deploy.serving.rows import joined
 from mha_deploy.serving.security import Tls, authorized
-from mha_deploy.serving.wire import checked_name, checked_shape, clip, dtype_of, from_bytes
-from mha_deploy.signature import Array
 
 SERVICE = "inference.GRPCInferenceService"
-# Where a message that is not raw holds its elements.
-_CONTENTS = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-}
-
 Method = Callable[[Any], Awaitable[Any]]
 
 
@@ -198,7 +172,7 @@ class GrpcFront:
             raise RequestError(f"no whole message within {limits.body_s:g} s", 408) from error
         except StopAsyncIteration as error:
             raise RequestError("the call ended without a message") from error
-        _decode(raw, into)
+        decode(raw, into)
 
     async def _infer(self, messages: AsyncIterator[bytes], context: Any) -> Any:
         try:
@@ -232,7 +206,7 @@ class GrpcFront:
             try:
                 with self._model.counted(), self._budget.share() as share:
                     share.take(len(raw))
-                    _decode(raw, request)
+                    decode(raw, request)
                     answer = await self._answer(request, context)
                 yield self._pb.ModelStreamInferResponse(infer_response=answer)
             except Exception as error:
@@ -243,7 +217,7 @@ class GrpcFront:
     async def _answer(self, request: Any, context: Any) -> Any:
         model = self._model
         model.check_name(request.model_name, request.model_version)
-        asked = parse_message(request, model)
+        asked = parse_message(request, model.limits)
         left = context.time_remaining()
         if left is not None:
             asked = replace(asked, timeout_s=min(asked.timeout_s, max(left, 0.0)))
@@ -294,64 +268,6 @@ class GrpcFront:
         state = "READY" if self._model.ready else "UNAVAILABLE"
         model = {"name": self._model.name, "version": VERSION, "state": state}
         return _filled(self._pb.RepositoryIndexResponse(), {"models": [model]})
-
-
-def _decode(raw: bytes, into: Any) -> None:
-    try:
-        into.ParseFromString(raw)
-    except importlib.import_module("google.protobuf.message").DecodeError as error:
-        raise RequestError("the message cannot be decoded") from error
-
-
-def parse_message(request: Any, model: Model) -> InferRequest:
-    """A ModelInferRequest's tensors and parameters.
-
-    Raises:
-        RequestError: anything that is not what the protocol says.
-    """
-    inputs, raws = list(request.inputs), list(request.raw_input_contents)
-    if not 1 <= len(inputs) <= model.limits.tensors:
-        raise RequestError(f"{len(inputs)} inputs; expected 1 to {model.limits.tensors}")
-    if raws and len(raws) != len(inputs):
-        raise RequestError(f"{len(raws)} raw_input_contents for {len(inputs)} inputs; expected one each")
-    tensors: dict[str, Array] = {}
-    for index, tensor in enumerate(inputs):
-        checked_name(tensor.name, tensors)
-        check_parameters(_values(tensor.parameters), f"input {clip(tensor.name)}")
-        if raws and tensor.HasField("contents"):
-            raise RequestError(f"input {clip(tensor.name)} has both contents and raw_input_contents")
-        raw = np.frombuffer(raws[index], np.uint8) if raws else _contents(tensor)
-        shape = checked_shape(tensor.name, list(tensor.shape))
-        tensors[tensor.name] = from_bytes(tensor.name, tensor.datatype, shape, raw)
-    check_outputs([output.name for output in request.outputs])
-    for output in request.outputs:
-        check_parameters(_values(output.parameters), f"output {clip(output.name)}")
-    parameters = _values(request.parameters)
-    check_parameters(parameters, "the request")
-    return InferRequest(
-        identity(request.id, model.limits),
-        tensors,
-        True,
-        timeout_seconds(parameters.get("timeout", 0)),
-        whole(parameters.get("priority", 0), "priority"),
-    )
-
-
-def _contents(tensor: Any) -> Array:
-    """Elements that came as numbers, as the bytes that they would be raw."""
-    dtype = dtype_of(tensor.datatype)
-    field = _CONTENTS.get(tensor.datatype)
-    if field is None:
-        raise RequestError(f"input {clip(tensor.name)}: {tensor.datatype} comes raw only")
-    try:
-        return np.array(getattr(tensor.contents, field), dtype).view(np.uint8)
-    except OverflowError as error:
-        raise RequestError(f"input {clip(tensor.name)}: a number beyond {tensor.datatype}") from error
-
-
-def _values(parameters: Any) -> dict[str, Any]:
-    chosen = {key: value.WhichOneof("parameter_choice") for key, value in parameters.items()}
-    return {key: getattr(parameters[key], field) if field else None for key, field in chosen.items()}
 
 
 def _filled(message: Any, data: dict[str, Any]) -> Any:
