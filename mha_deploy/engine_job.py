@@ -17,7 +17,7 @@ from mha_deploy import machine
 from mha_deploy.errors import BundleError, CheckError, MhaDeployError
 from mha_deploy.lowering import Lowered, lower_for_tensorrt, lower_to_portable
 from mha_deploy.manifest import sha256_of
-from mha_deploy.staging import staged_file
+from mha_deploy.staging import make_folder, staged_file
 from mha_deploy.tensorrt.backend import Backend, load_backend
 from mha_deploy.tensorrt.build import BuiltPlan
 from mha_deploy.tensorrt.graph import read_graph, stored_tensors
@@ -97,10 +97,7 @@ def run_job(
     found = _cached(plan, key)
     if found:
         return Engine(job.stem, job.folder, plan.name, found, cached=True, seconds=0.0, log="")
-    try:
-        job.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BundleError(f"cannot write to {job.folder}: {error.strerror}") from error
+    make_folder(job.folder)
     with tempfile.TemporaryDirectory() as work, _logged(job) as log:
         lowered, built = _build(job, options, Path(work), progress, status)
         _refuse_other_precision(job, built)
@@ -240,5 +237,6 @@ def _logged(job: Job) -> Iterator[Path]:
             raise
         finally:
             if log.lines:
+                make_folder(file.parent)
                 with staged_file(file) as staging:
                     staging.write_text(f"{log}\n", encoding="utf-8")

@@ -35,6 +35,10 @@ class Request:
         """Query positions, plus key positions in cross attention."""
         return self.q_len if spec.kind == "self" else self.q_len + self.kv_len
 
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.tensors.values())
+
 
 def length_names(spec: AttentionSpec) -> tuple[str, ...]:
     return ("lengths",) if spec.kind == "self" else ("q_lengths", "kv_lengths")

@@ -38,7 +38,7 @@ def staged_folder(target: Path) -> Iterator[Path]:
         staging.mkdir()
     except OSError as error:
         raise BundleError(f"cannot write to {target.parent}: {error.strerror}") from error
-    with _stop_as_exception():
+    with stop_as_exception():
         try:
             yield staging
             _put_in_place(staging, target)
@@ -53,13 +53,11 @@ def staged_file(target: Path) -> Iterator[Path]:
     """A path beside `target` to write to; when the block ends well it takes `target`'s place.
 
     Raises:
-        BundleError: the file cannot be written.
+        BundleError: the file cannot be written, or its folder is not there (and is not made).
     """
-    if not target.name:
-        raise BundleError(f"cannot write {target}: it names no file")
+    check_target(target)
     staging = target.with_name(f".{target.name}.partial-{os.getpid()}{target.suffix}")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         yield staging
         staging.replace(target)
     except OSError as error:
@@ -67,6 +65,26 @@ def staged_file(target: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             staging.unlink()
+
+
+def check_target(path: Path) -> None:
+    """Say before any work that no file can be written to `path`.
+
+    Raises:
+        BundleError: it names no file, or one in a folder that is not there.
+    """
+    if not path.name:
+        raise BundleError(f"cannot write {path}: it names no file")
+    if not path.parent.is_dir():
+        raise BundleError(f"cannot write {path}: there is no folder {path.parent}")
+
+
+def make_folder(folder: Path) -> None:
+    """Raises BundleError where it is not there and cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BundleError(f"cannot write to {folder}: {error.strerror}") from error
 
 
 @contextlib.contextmanager
@@ -173,7 +191,7 @@ def interrupts_held() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stop_as_exception() -> Iterator[None]:
+def stop_as_exception() -> Iterator[None]:
     """SIGTERM raises SystemExit in the main thread, so that clean-up runs."""
     if threading.current_thread() is not threading.main_thread():
         yield

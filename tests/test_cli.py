@@ -150,3 +150,25 @@ def test_the_library_does_what_the_command_line_does(tmp_path, random):
     torch.testing.assert_close(torch.from_numpy(y), expected.detach(), rtol=1e-5, atol=1e-6)
     assert callable(mha_deploy.bench)  # the function, not the module of a like name
     assert load_file(bundle.folder / "weights.safetensors").keys() == bundle.reference().state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("verify", "BUNDLE", "--junit"),
+        ("verify", "BUNDLE", "--heat-map"),
+        ("bench", "BUNDLE", "-o"),
+        ("bench", "BUNDLE", "--roofline"),
+        ("infer", "BUNDLE", "inputs.npz", "-o"),
+        ("load", "BUNDLE", "--rate", "9", "-o"),
+        ("load", "BUNDLE", "--rate", "9", "--picture"),
+    ],
+)
+def test_a_file_into_a_folder_that_is_not_there_is_refused_before_any_work(
+    cli, small_bundle, tmp_path, arguments
+):
+    command = [str(small_bundle.folder) if word == "BUNDLE" else word for word in arguments]
+    result = cli(*command, tmp_path / "mistyped" / "out.png")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert f"there is no folder {tmp_path / 'mistyped'}" in result.stderr
+    assert list(tmp_path.iterdir()) == []

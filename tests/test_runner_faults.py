@@ -233,6 +233,63 @@ def test_a_callback_may_use_the_runner_and_may_raise(caplog):
         assert outcome_of(again.result(PATIENCE_S)) is None
 
 
+@pytest.mark.parametrize("how", ["answered", "failed", "expired", "closed"])
+def test_a_callback_that_asks_to_exit_ends_no_thread_of_the_runner(how, caplog):
+    """Those that share its batch, its later callbacks and its runner are served all the same."""
+
+    def leave(_):
+        raise SystemExit(3)
+
+    gate, called = Gate(SELF, lambda _: RuntimeError("no") if how == "failed" else None), threading.Event()
+    with runner_behind(gate, Cheap(SELF, {})) as runner:
+        futures = [busy(gate, runner)]
+        timeout_s = 0.05 if how == "expired" else math.inf
+        futures += [runner.submit(request(SELF, 5), timeout_s=timeout_s) for _ in range(3)]
+        for future in futures:
+            future.add_done_callback(leave)
+        futures[1].add_done_callback(lambda _: called.set())
+        if how == "expired":
+            assert {type(outcome_of(future)) for future in futures[1:]} == {DeadlineError}
+        if how == "closed":
+            runner.close(0.0)
+        gate.let()
+        assert concurrent.futures.wait(futures, PATIENCE_S).not_done == set()
+        assert called.wait(PATIENCE_S)
+        if how != "closed":
+            assert runner.submit(request(SELF, 7)).exception(PATIENCE_S) is None or how == "failed"
+    assert "a callback of a request's future raised" in caplog.text
+
+
+def test_cancelling_a_future_that_its_holder_said_to_run_settles_it():
+    gate = Gate(SELF)
+    with runner_behind(gate) as runner:
+        busy(gate, runner)
+        future = runner.submit(request(SELF, 5))
+        assert future.set_running_or_notify_cancel()
+        future.cancel()
+        assert isinstance(outcome_of(future), concurrent.futures.CancelledError)
+    assert counted(runner) == {"answered": 1, "cancelled": 1}
+
+
+def test_closing_in_a_callback_drains_and_waits_for_nobody():
+    gate, closed = Gate(SELF), threading.Event()
+
+    def close(_):
+        runner.close()
+        with pytest.raises(RunnerClosedError, match="the runner is closing"):
+            runner.submit(request(SELF, 6))
+        closed.set()
+
+    with runner_behind(gate) as runner:
+        first = busy(gate, runner)
+        first.add_done_callback(close)
+        rest = [runner.submit(request(SELF, 3 + i)) for i in range(3)]
+        gate.let()
+        assert closed.wait(PATIENCE_S)
+        assert [outcome_of(future) for future in rest] == [None] * 3
+    assert counted(runner) == {"answered": 4, "refused_closed": 1}
+
+
 def test_counters_add_up_under_load_with_every_fault_at_once():
     """A session that sometimes raises, callers that cancel, expire and overfill, and a close amid it."""
     gate = Gate(SELF, lambda feeds: RuntimeError("no") if len(feeds["x"][0]) == 7 else None)

@@ -125,14 +125,44 @@ def test_a_full_queue_is_a_503_that_says_when_to_come_again(gate):
 
 
 def test_a_request_of_many_rows_that_does_not_fit_leaves_none_behind(gate):
-    with serving(fake_runner(gate, max_queue_requests=3)) as running, ThreadPoolExecutor(2) as pool:
-        pending = pool.submit(ask, running.port, infer_request(X))
+    with serving(fake_runner(gate, max_queue_requests=5)) as running, ThreadPoolExecutor(2) as pool:
+        pending = [pool.submit(ask, running.port, infer_request(X))]
         until(gate.entered.is_set)
+        pending.append(pool.submit(ask, running.port, infer_request(X)))
+        until(lambda: running.runner.load().queued_requests == 1)
         assert ask(running.port, infer_request(np.repeat(X, 5, 0))).status == 503
-        until(lambda: running.runner.load().queued_requests == 0)
+        until(lambda: running.runner.load().queued_requests == 1)
         gate.opened.set()
-        assert pending.result().status == 200
-        assert outcomes(running) == {"answered": 1, "overloaded": 1}
+        assert [each.result().status for each in pending] == [200, 200]
+        assert outcomes(running) == {"answered": 2, "overloaded": 1}
+
+
+@pytest.mark.parametrize(
+    ("bound", "words"),
+    [
+        ({"max_queue_requests": 3}, "a request of 4 rows, but the queue holds 3 (--queue-requests)"),
+        ({"max_queue_tokens": 15}, "a request of 16 tokens, but the queue holds 15 (--queue-tokens)"),
+        ({"max_queue_bytes": 2000}, "a request of 2048 bytes, but the queue holds 2000 (--queue-bytes)"),
+    ],
+)
+def test_rows_that_no_queue_of_this_server_can_hold_are_not_told_to_come_again(bound, words):
+    with serving(fake_runner(**bound)) as running:
+        refused = ask(running.port, infer_request(np.repeat(X, 4, 0)))
+        assert (refused.status, "retry-after" in refused.headers) == (413, False)
+        assert words in refused.json["error"]
+        assert outcomes(running) == {"refused": 1}
+
+
+def test_a_body_that_still_arrives_at_the_end_is_answered_so():
+    with serving(fake_runner()) as running, Connection(running.port) as slow:
+        slow.send(infer_request(X)[:-10])
+        until(lambda: running.stats.in_progress == 1)
+        report = running.stop(0.0)
+        reply = slow.reply()
+        assert (reply.status, reply.headers["connection"]) == (503, "close")
+        assert reply.json == {"error": "the server is shutting down; the body had not arrived"}
+        assert slow.closed()
+    assert {name: count for name, count in report.outcomes.items() if count} == {"closing": 1}
 
 
 def test_an_expired_deadline_is_a_504_and_is_never_run(gate):

@@ -113,6 +113,10 @@ FRAMING = {
     "a length of 99 GB": (http("POST", INFER, content_length=str(99 * 10**9)), 413),
     "a length one beyond the cap": (http("POST", INFER, content_length=str((1 << 20) + 1)), 413),
     "an unknown transfer coding": (http("POST", INFER, content_length=None, transfer_encoding="zip"), 400),
+    "gzip as a transfer coding": (
+        chunked(b"%x\r\n%s\r\n" % (len(BODY), BODY)).replace(b": chunked", b": gzip, chunked"),
+        400,
+    ),
     "a chunk size that is a word": (chunked(b"zz\r\nabc\r\n"), 400),
     "a negative chunk size": (chunked(b"-5\r\nabc\r\n"), 400),
     "a chunk longer than its size": (chunked(b"2\r\nabcdef\r\n"), 400),
@@ -137,6 +141,7 @@ PATHS = {
     "an unknown model": (post(path="/v2/models/other/infer"), 404),
     "an unknown version": (post(path=f"/v2/models/{MODEL}/versions/7/infer"), 404),
     "a model's unknown part": (http("GET", f"/v2/models/{MODEL}/secrets"), 404),
+    "a history since a moment of 5000 digits": (http("GET", "/live.json?since=" + "9" * 5000), 400),
     "GET on infer": (http("GET", INFER), 405),
     "POST on health": (http("POST", "/v2/health/live"), 405),
     "DELETE on a model": (http("DELETE", f"/v2/models/{MODEL}"), 405),
@@ -182,6 +187,7 @@ JSON_TEXTS = {
     "a head cut short": (post(head=HEAD - 5), 400),
     "a head too long by a byte": (post(head=HEAD + 1), 400),
 }
+_empty = {"name": "x", "datatype": "FP32", "parameters": {"binary_data_size": 0}}
 TENSORS = {
     "an unknown input": (with_input(name="z"), 400),
     "another datatype": (with_input(datatype="FP64", shape=[1, 2, 32]), 400),
@@ -194,6 +200,14 @@ TENSORS = {
     "a negative dim": (with_input(shape=[-1, 4, 32]), 400),
     "terabytes by the shape": (with_input(shape=[2**31 - 1, 2**31 - 1, 32]), 400),
     "a shape whose product wraps round": (with_input(shape=[2**31 - 1] * 8), 400),
+    "a shape that is empty and yet too large": (
+        with_head(head_of(inputs=[_empty | {"shape": [0, 2**31 - 1, 2**31 - 1]}]), b""),
+        400,
+    ),
+    "such a shape in JSON": (
+        raw_json(b'{"inputs":[{"name":"x","datatype":"FP32","shape":[0,2147483647,2147483647],"data":[]}]}'),
+        400,
+    ),
     "a dim of a million digits": (
         raw_json(b'{"inputs":[{"name":"x","datatype":"FP32","shape":[' + b"9" * 100_000 + b'],"data":[]}]}'),
         400,

@@ -88,6 +88,39 @@ def test_sigterm_under_load_loses_nothing_and_exits_0(copied):
     assert report["received"] == sum(report["outcomes"].values()) == len(statuses)
 
 
+STARTS = """
+import sys, time
+import mha_deploy.runner.calibration as calibration
+from mha_deploy.cli import main
+
+def calibrate(*_, **__):
+    print("calibrating", flush=True)
+    time.sleep(60)
+
+calibration.calibrate = calibrate
+main(["serve", sys.argv[1], "--port", "0"])
+"""
+
+
+def test_sigterm_during_the_start_ends_it_in_one_line(small_bundle, tmp_path):
+    import shutil
+
+    folder = shutil.copytree(small_bundle.folder, tmp_path / "bundle")
+    files = sorted(folder.rglob("*"))
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTS, folder],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(mha_deploy.__file__).parents[1],
+    ) as process:
+        assert process.stdout.readline() == "calibrating\n"
+        process.send_signal(signal.SIGTERM)
+        out, told = process.communicate(timeout=30)
+    assert (process.returncode, out, told) == (143, "", "stopped by SIGTERM before it was ready\n")
+    assert sorted(folder.rglob("*")) == files
+
+
 def test_a_second_signal_ends_the_grace_at_once(copied):
     """A request whose body never ends would hold the first for longer than this test waits."""
     with served(copied, "--port", 0, "--workers", 1, "--grace", 600, "--json") as (process, port):
@@ -131,6 +164,9 @@ def test_a_token_from_a_file_guards_the_server(copied, tmp_path):
         (("--tls-client-ca", "ca.pem"), "it needs --tls-cert and --tls-key"),
         (("--tls-cert", "none.pem", "--tls-key", "none.pem"), "TLS files none.pem, none.pem: No such file"),
         (("--token-file", "none"), "cannot read the token file none"),
+        (("--request-seconds", "inf"), "request_s = inf; expected a finite number above 0"),
+        (("--request-seconds", "nan"), "request_s = nan; expected a finite number above 0"),
+        (("--grace", "nan"), "a grace of nan s; expected 0 or more"),
         (("--host", "no.such.host.invalid"), "can be reached from other machines"),
     ],
 )

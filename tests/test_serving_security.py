@@ -55,6 +55,20 @@ def test_probes_and_the_page_need_no_token_and_tell_nothing(server):
     assert "default-src 'none'" in page.headers["content-security-policy"]
 
 
+@pytest.mark.parametrize("rest", ["", "/config", "/versions/1", "/infer", "/nothing"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_who_has_no_token_cannot_tell_the_models_name_from_another(server, method, rest):
+    named = [ask(server.port, http(method, f"/v2/models/{name}{rest}")) for name in ("small", "other")]
+    assert named[0].status == named[1].status
+    assert named[0].body == named[1].body
+
+
+def test_without_the_token_a_repository_tells_no_name_either(server):
+    path = "/v2/repository/models/{}/load"
+    named = [ask(server.port, http("POST", path.format(name))) for name in ("small", "other")]
+    assert [reply.status for reply in named] == [401, 401]
+
+
 def test_grpc_wants_the_same_token(server):
     with tritongrpc.InferenceServerClient(f"127.0.0.1:{server.server.grpc_port}") as client:
         assert client.is_server_live()

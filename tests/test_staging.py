@@ -1,6 +1,7 @@
 """The old folder or the new one, never a half: after errors, signals, and the death of a process."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -272,12 +273,19 @@ def test_an_error_of_the_block_without_a_number_keeps_its_words(tmp_path):
 
 
 def test_a_file_appears_whole_and_under_its_own_suffix_until_then(tmp_path):
-    with staged_file(tmp_path / "deep" / "y.npz") as path:
+    with staged_file(tmp_path / "y.npz") as path:
         assert path.suffix == ".npz"
-        assert path.parent == tmp_path / "deep"
+        assert path.parent == tmp_path
         path.write_text("answers")
-    assert names(tmp_path / "deep") == ["y.npz"]
-    assert (tmp_path / "deep" / "y.npz").read_text() == "answers"
+    assert names(tmp_path) == ["y.npz"]
+    assert (tmp_path / "y.npz").read_text() == "answers"
+
+
+def test_a_folder_that_is_not_there_is_told_and_not_made(tmp_path):
+    words = f"there is no folder {tmp_path / 'mistyped'}"
+    with pytest.raises(BundleError, match=re.escape(words)), staged_file(tmp_path / "mistyped" / "y.npz"):
+        pytest.fail("nothing is to be written")
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

@@ -11,6 +11,7 @@ import click
 
 from mha_deploy.cli.shared import (
     FOLDER,
+    OUT,
     artifact_option,
     console,
     json_option,
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
 )
 @click.option("--max-regression", default="5%", show_default=True, help="How much slower a size may become.")
 @click.option("--profile", "profiled", is_flag=True, help="Also time the graph's nodes (ONNX Runtime).")
-@click.option("--roofline", type=FOLDER, metavar="FILE.png", help="Also draw the sizes under the ceilings.")
-@click.option("-o", "--out", type=FOLDER, help="Also write the JSON report, raw samples included.")
+@click.option("--roofline", type=OUT, metavar="FILE.png", help="Also draw the sizes under the ceilings.")
+@click.option("-o", "--out", type=OUT, help="Also write the JSON report, raw samples included.")
 @artifact_option
 @placement_options
 @json_option

@@ -13,6 +13,7 @@ import click
 
 from mha_deploy.cli.shared import (
     FOLDER,
+    OUT,
     artifact_option,
     console,
     json_option,
@@ -65,8 +66,8 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option("--allow-remote", is_flag=True, help="Allow a server on another machine.")
 @click.option("--workers", type=click.IntRange(min=0), default=0, help="Of a DIR: sessions; 0: measured.")
 @click.option("--mode", type=click.Choice(["exact", "fast"]), default="exact", show_default=True)
-@click.option("--picture", type=FOLDER, metavar="FILE.png", help="Also draw latency by percentile.")
-@click.option("-o", "--out", type=FOLDER, help="Also write the JSON report, raw samples included.")
+@click.option("--picture", type=OUT, metavar="FILE.png", help="Also draw latency by percentile.")
+@click.option("-o", "--out", type=OUT, help="Also write the JSON report, raw samples included.")
 @artifact_option
 @placement_options
 @json_option

@@ -9,6 +9,7 @@ import click
 
 from mha_deploy.cli.shared import (
     FOLDER,
+    OUT,
     artifact_option,
     console,
     json_option,
@@ -22,7 +23,7 @@ from mha_deploy.staging import interrupts_held
 @click.command()
 @click.argument("bundle", type=FOLDER)
 @click.argument("inputs", type=FOLDER)
-@click.option("-o", "--out", required=True, type=FOLDER, help="File of answers (.npz or .safetensors).")
+@click.option("-o", "--out", required=True, type=OUT, help="File of answers (.npz or .safetensors).")
 @click.option(
     "--mask-form",
     type=click.Choice(["keep", "ignore", "additive"]),

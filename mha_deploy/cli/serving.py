@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +18,23 @@ from mha_deploy.cli.shared import (
     placement_options,
     print_json,
 )
-from mha_deploy.staging import interrupts_held
+from mha_deploy.staging import interrupts_held, stop_as_exception
 
 if TYPE_CHECKING:
     from mha_deploy.serving import Server
 
 PORT = click.IntRange(0, 65535)
+
+
+@contextlib.contextmanager
+def _may_stop() -> Iterator[None]:
+    """SIGTERM before there is a loop to hear it: clean up, say so, and end as the signal would have it."""
+    try:
+        with stop_as_exception():
+            yield
+    except SystemExit:
+        click.echo("stopped by SIGTERM before it was ready", err=True)
+        raise
 
 
 @click.command()
@@ -50,6 +63,7 @@ PORT = click.IntRange(0, 65535)
 @click.option("--request-seconds", type=click.FloatRange(min=0.001), default=60.0, show_default=True)
 @click.option("--grace", type=click.FloatRange(min=0), default=30.0, show_default=True, help="Seconds.")
 @json_option
+@_may_stop()
 def serve(
     *,
     bundle: Path,

@@ -13,11 +13,26 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mha_deploy.errors import InputError
+from mha_deploy.staging import check_target
 
 if TYPE_CHECKING:
     from mha_deploy.sessions import Placement
 
 FOLDER = click.Path(path_type=Path)
+
+
+class OutPath(click.Path):
+    """A file to write, in a folder that is there: said before the work whose result it would hold."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        check_target(Path(value))
+        return super().convert(value, param, ctx)
+
+
+OUT = OutPath()
 
 
 class Share(click.ParamType[float]):

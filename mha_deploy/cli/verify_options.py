@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import click
 
-from mha_deploy.cli.shared import FOLDER
+from mha_deploy.cli.shared import FOLDER, OUT
 
 
 def foreign_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -50,10 +50,10 @@ def foreign_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def report_options(command: Callable[..., None]) -> Callable[..., None]:
     options = (
-        click.option("--junit", type=FOLDER, metavar="FILE", help="Also write the report as JUnit XML."),
+        click.option("--junit", type=OUT, metavar="FILE", help="Also write the report as JUnit XML."),
         click.option(
             "--heat-map",
-            type=FOLDER,
+            type=OUT,
             metavar="FILE.png",
             help="Also draw the error of the worst case over position and head.",
         ),

@@ -27,7 +27,7 @@ from mha_deploy.runner.ticket import Shape
 from mha_deploy.sessions import Placement, Session
 from mha_deploy.signature import Array, Dim
 from mha_deploy.spec import AttentionSpec
-from mha_deploy.staging import staged_file
+from mha_deploy.staging import make_folder, staged_file
 
 FOLDER = "calibration"
 CREW_S, CREW_ROUNDS = 0.08, 2
@@ -104,8 +104,10 @@ def calibrated(bundle: Bundle, name: str, placement: Placement, options: RunnerO
     on_cpu = bundle.artifact(name).runtime in ON_CPU and placement.device == "cpu"
     cores = (placement.threads or machine.usable_cpus()) if on_cpu else 1
     found = calibrate(open_session, bundle.spec, options, cores=cores)
-    with contextlib.suppress(BundleError), staged_file(path) as staging:
-        staging.write_text(json.dumps(found.to_json(), indent=1) + "\n", encoding="utf-8")
+    with contextlib.suppress(BundleError):
+        make_folder(path.parent)
+        with staged_file(path) as staging:
+            staging.write_text(json.dumps(found.to_json(), indent=1) + "\n", encoding="utf-8")
     return found
 
 

@@ -224,6 +224,10 @@ class Desk:
                     self._alarm.wait(min(left, threading.TIMEOUT_MAX))
             fail_late(late)
 
+    def refuse_new(self) -> None:
+        with self.lock:
+            self.closing = True
+
     def close(self, grace_s: float) -> None:
         """Take nothing more in, wait for what there is up to `grace_s`, fail the rest, stop."""
         end = time.monotonic() + grace_s

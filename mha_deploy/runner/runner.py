@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from mha_deploy.bundle import Bundle
-from mha_deploy.errors import BundleError, FeedError
+from mha_deploy.errors import BundleError, FeedError, RunnerClosedError
 from mha_deploy.ragged import Request, check_request
 from mha_deploy.runner.calibration import calibrated, noise
 from mha_deploy.runner.cost import CostModel
@@ -35,6 +37,8 @@ _JOIN_S = 1.0
 _WARM_S = 10.0
 # What mode "fast" allows mates to change of an answer, relative to its largest |y|: 1e-6 in fp32.
 FAST_DRIFT_EPS = 8
+# Not yet closed; a runtime that is torn down under a thread in one of its runs aborts the process.
+_running: set[BatchRunner] = set()
 
 
 class BatchRunner:
@@ -71,11 +75,12 @@ class BatchRunner:
         self.name, self.provider = sessions[0].name, sessions[0].provider
         self.signature = self._layout.signature
         self._levels = range(options.priority_levels + 1)
-        self._started = time.monotonic()
+        self._started, self._process = time.monotonic(), os.getpid()
         watch = threading.Thread(target=self._desk.watch, name="mha-deadlines", daemon=True)
         first = noise(self._layout, spec, [_tuned(spec)]) if warm else ()
         workers = [Worker(each, self._desk, self._layout, i, first) for i, each in enumerate(sessions)]
         self._threads = [watch, *workers]
+        _running.add(self)
         for thread in self._threads:
             thread.start()
         for worker in workers:
@@ -128,7 +133,7 @@ class BatchRunner:
                 or the timeout is out of range.
             QueueFullError: the queue has no room for it.
             DeadlineError: the predicted answer lies beyond `timeout_s`.
-            RunnerClosedError: the runner is closing.
+            RunnerClosedError: the runner is closing, or this process was forked from the one it is in.
         """
         ticket = self._ticket(request, timeout_s, priority)
         self._desk.admit([ticket])
@@ -170,6 +175,10 @@ class BatchRunner:
 
     def _ticket(self, request: Request, timeout_s: float, priority: int, called: str = "a request") -> Ticket:
         arrived = time.monotonic()
+        if self._process != os.getpid():
+            raise RunnerClosedError(
+                f"the runner does not cross a fork: its threads are in process {self._process}; make one here"
+            )
         try:
             if priority not in self._levels or math.isnan(timeout_s):
                 raise FeedError(
@@ -186,7 +195,7 @@ class BatchRunner:
             future=AnswerFuture(),
             shape=shape,
             tokens=request.tokens(self.spec),
-            nbytes=sum(array.nbytes for array in request.tensors.values()),
+            nbytes=request.nbytes,
             priority=priority or self.options.default_priority,
             arrived=arrived,
             deadline=arrived + timeout_s,
@@ -198,13 +207,21 @@ class BatchRunner:
     def close(self, grace_s: float = math.inf) -> None:
         """Refuse new requests, finish those there are within `grace_s`, fail the rest.
 
-        A session that hangs is left behind; its thread does not keep the process. Twice is fine.
+        A session that hangs is left behind; its thread does not keep the process. Twice is fine. In a
+        callback of a future, on a thread that is needed to finish requests, this returns at once, and
+        another thread does the waiting. A process that ends closes its runners without grace.
         """
+        if self._process != os.getpid():  # there is nothing of it here
+            return
+        if threading.current_thread() in self._threads:
+            self._desk.refuse_new()
+            threading.Thread(target=self.close, args=(grace_s,), name="mha-close", daemon=True).start()
+            return
         self._desk.close(grace_s)
         end = time.monotonic() + _JOIN_S
         for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, end - time.monotonic()))
+            thread.join(max(0.0, end - time.monotonic()))
+        _running.discard(self)
 
     def __enter__(self) -> Self:
         return self
@@ -258,6 +275,12 @@ class BatchRunner:
                 closing=desk.closing,
                 cost_model=self._model.to_json(),
             )
+
+
+@atexit.register
+def _close_all() -> None:
+    for runner in list(_running):
+        runner.close(0.0)
 
 
 def _hand_over(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[Answer], done: Future[Answer]) -> None:

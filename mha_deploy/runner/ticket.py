@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from mha_deploy.ragged import Request
 from mha_deploy.signature import Array
+
+log = logging.getLogger("mha_deploy.runner")
 
 Shape = tuple[int, int]  # query and key lengths at which a request runs
 
@@ -50,7 +54,10 @@ class Answer:
 
 
 class AnswerFuture(Future[Answer]):
-    """A future that stays pending until it is settled, so that it can be cancelled until then."""
+    """A future that stays pending until it is settled, so that it can be cancelled until then.
+
+    Whatever its callbacks raise is logged, also what is no Exception: the thread that settles it goes on.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +72,12 @@ class AnswerFuture(Future[Answer]):
             return self.cancelled()
         if super().cancel():
             self.set_running_or_notify_cancel()  # or futures.wait and as_completed would not hear of it
+        else:  # its holder has said that it runs; nobody else will settle it now
+            self.fail(CancelledError())
         return self.cancelled()
+
+    def add_done_callback(self, fn: Callable[[Future[Answer]], object]) -> None:
+        super().add_done_callback(fn if self.done() else partial(_call, fn))
 
     def release(self) -> None:
         """It is settled, or about to be: let go of what `cancel` would have dropped."""
@@ -82,6 +94,13 @@ class AnswerFuture(Future[Answer]):
 
 def _settled() -> bool:
     return False
+
+
+def _call(callback: Callable[[Future[Answer]], object], future: Future[Answer]) -> None:
+    try:
+        callback(future)
+    except BaseException:  # SystemExit, say, would end a worker, and keep other callbacks from being called
+        log.exception("a callback of a request's future raised")
 
 
 @dataclass(eq=False, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 from mha_deploy.manifest import Artifact
 from mha_deploy.search.gate import Verdict
 from mha_deploy.search.measuring import Timing
-from mha_deploy.staging import staged_file
+from mha_deploy.staging import make_folder, staged_file
 
 FORMAT = 1
 FILE_NAME = "search.json"
@@ -81,6 +81,7 @@ class Record:
     def _keep(self, kind: str, stands_on: object, found: dict[str, Any]) -> None:
         self.entries[_key(kind, stands_on)] = {"stands_on": stands_on, "found": found}
         text = json.dumps({"format": FORMAT, "entries": self.entries}, indent=1) + "\n"
+        make_folder(self.path.parent)
         with staged_file(self.path) as path:
             path.write_text(text, encoding="utf-8")
 

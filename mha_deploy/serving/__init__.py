@@ -12,6 +12,7 @@ security.py    the address rule, the token, TLS
 body.py        bodies, read within limits [aiohttp]
 connection.py  heads, read within limits [aiohttp]
 http.py        paths -> handlers [aiohttp]
+grpc_messages.py  infer messages -> tensors and wishes [protobuf, when used]
 grpc.py        the same over gRPC [tritonclient, when used]
 page.html      the live page
 server.py      start, signals, drain

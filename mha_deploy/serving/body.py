@@ -83,8 +83,11 @@ def _declared_length(request: BaseRequest, limits: Limits) -> int:
     """Content-Length, or -1 for a chunked body."""
     text = request.headers.get("Content-Length")
     if text is None:
-        if "chunked" not in request.headers.get("Transfer-Encoding", "").lower():
+        coding = request.headers.get("Transfer-Encoding", "")
+        if not coding:
             raise RequestError("a body needs Content-Length, or Transfer-Encoding: chunked", 411)
+        if coding.strip().lower() != "chunked":
+            raise RequestError(f"Transfer-Encoding: {clip(coding)}; only chunked is known")
         return -1
     if int(text) > limits.body_bytes:
         raise RequestError(f"a body of {clip(text)} bytes; at most {limits.body_bytes} are taken", 413)

@@ -21,7 +21,12 @@ _REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503:
 
 class Connection(RequestHandler):
     """A request's head must arrive within `limits.header_s` and `limits.header_bytes`, counted from its
-    first byte; there are at most `limits.connections` at once."""
+    first byte; there are at most `limits.connections` at once.
+
+    A client that ends its side has left, and what it asked for is cancelled. One that only ended its sending
+    (half-closed, as HTTP/1.1 allows) shows the same end of file, and nothing else tells them apart until an
+    answer was written: to serve it, all work of clients that left would have to be done too.
+    """
 
     __slots__ = ("_body", "_head_bytes", "_head_timer", "_limits")
 

@@ -6,47 +6,22 @@ The messages' classes come from tritonclient, which is Triton's own client.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from mha_deploy.errors import InputError, MissingError, RequestError
-from mha_deploy.serving.body import BodyBudget
+from mha_deploy.errors import InputError, MissingError, RequestError, RunnerClosedError
+from mha_deploy.serving.body import BodyBudget, BodyShare
 from mha_deploy.serving.faults import fault_of
+from mha_deploy.serving.grpc_messages import decode, parse_message
 from mha_deploy.serving.model import VERSION, Model, server_metadata
-from mha_deploy.serving.protocol import (
-    OUTPUT,
-    InferRequest,
-    check_outputs,
-    check_parameters,
-    identity,
-    timeout_seconds,
-    whole,
-)
+from mha_deploy.serving.protocol import OUTPUT
 from mha_deploy.serving.rows import joined
 from mha_deploy.serving.security import Tls, authorized
-from mha_deploy.serving.wire import checked_name, checked_shape, clip, dtype_of, from_bytes
-from mha_deploy.signature import Array
 
 SERVICE = "inference.GRPCInferenceService"
-# Where a message that is not raw holds its elements.
-_CONTENTS = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-}
-
 Method = Callable[[Any], Awaitable[Any]]
 
 
@@ -65,12 +40,21 @@ def load_grpc() -> tuple[Any, Any]:
 
 
 class GrpcFront:
-    """gRPC requests -> the model. Made and used on one event loop."""
+    """gRPC requests -> the model. Made and used on one event loop.
+
+    A message is received only once its caller's token was seen, and as many at once as `bodies_bytes`
+    has room for if each is as large as one may be; then it is held against that budget, and decoded.
+    A stream receives when its client likes, so there are at most as many streams.
+    """
 
     def __init__(self, model: Model, budget: BodyBudget, token: str) -> None:
         self._model, self._budget, self._token = model, budget, token
         self._grpc, self._pb = load_grpc()
         limits = model.limits
+        self._at_once = max(1, limits.bodies_bytes // limits.body_bytes)
+        self._receiving, self._streams = asyncio.Semaphore(self._at_once), 0
+        self._waiting: set[asyncio.Timeout] = set()
+        self._closing = False
         options = [
             ("grpc.max_receive_message_length", limits.body_bytes),
             ("grpc.max_send_message_length", -1),
@@ -106,6 +90,11 @@ class GrpcFront:
         )
 
     async def close(self, timeout_s: float) -> None:
+        """Tell callers whose message has not arrived, and end the others when they are answered, or
+        after `timeout_s`."""
+        self._closing = True
+        for each in self._waiting:
+            each.reschedule(asyncio.get_running_loop().time())
         await self._server.stop(timeout_s)
 
     def _handlers(self) -> dict[str, Any]:
@@ -119,30 +108,32 @@ class GrpcFront:
             "ModelStatistics": self._model_statistics,
             "RepositoryIndex": self._repository_index,
         }
-        handlers = {name: self._unary(name, self._plain(method)) for name, method in methods.items()}
+        handlers = {name: self._unary(name, self._plain(name, method)) for name, method in methods.items()}
         handlers["ModelInfer"] = self._unary("ModelInfer", self._infer)
         handlers["ModelStreamInfer"] = self._grpc.stream_stream_rpc_method_handler(
             self._stream_infer,
-            request_deserializer=self._pb.ModelInferRequest.FromString,
             response_serializer=self._pb.ModelStreamInferResponse.SerializeToString,
         )
         return handlers
 
     def _unary(self, name: str, behaviour: Callable[[Any, Any], Awaitable[Any]]) -> Any:
-        return self._grpc.unary_unary_rpc_method_handler(
+        # To a client it is the same; only a stream leaves it to the behaviour when a message is received.
+        return self._grpc.stream_unary_rpc_method_handler(
             behaviour,
-            request_deserializer=getattr(self._pb, f"{name}Request").FromString,
             response_serializer=getattr(self._pb, f"{name}Response").SerializeToString,
         )
 
-    def _plain(self, method: Method) -> Callable[[Any, Any], Awaitable[Any]]:
+    def _plain(self, name: str, method: Method) -> Callable[[Any, Any], Awaitable[Any]]:
         open_to_all = method in (self._server_live, self._server_ready)
 
-        async def behaviour(request: Any, context: Any) -> Any:
+        async def behaviour(messages: AsyncIterator[bytes], context: Any) -> Any:
             try:
                 if not open_to_all:
                     self._check_token(context)
-                return await method(request)
+                with self._budget.share() as share:
+                    request = getattr(self._pb, f"{name}Request")()
+                    await self._receive(messages, request, share)
+                    return await method(request)
             except Exception as error:
                 await self._abort(context, error)
 
@@ -159,16 +150,65 @@ class GrpcFront:
         if self._token and not authorized(str(headers.get("authorization", "")), self._token):
             raise RequestError("this server wants a token: authorization: Bearer TOKEN", 401)
 
-    async def _infer(self, request: Any, context: Any) -> Any:
+    async def _receive(self, messages: AsyncIterator[bytes], into: Any, share: BodyShare) -> None:
+        """Receive the one message of a call.
+
+        Raises:
+            RequestError: it does not come in time, or cannot be decoded.
+            RunnerClosedError: the server ends before it has come.
+        """
+        limits = self._model.limits
         try:
-            return await self._answer(request, context)
+            async with self._receiving, asyncio.timeout(limits.body_s) as time_limit:
+                self._waiting.add(time_limit)
+                try:
+                    raw = await anext(messages)
+                finally:
+                    self._waiting.discard(time_limit)
+                share.take(len(raw))
+        except TimeoutError as error:
+            if self._closing:
+                raise RunnerClosedError("the server is shutting down; the message had not come") from error
+            raise RequestError(f"no whole message within {limits.body_s:g} s", 408) from error
+        except StopAsyncIteration as error:
+            raise RequestError("the call ended without a message") from error
+        decode(raw, into)
+
+    async def _infer(self, messages: AsyncIterator[bytes], context: Any) -> Any:
+        try:
+            with self._model.counted(), self._budget.share() as share:
+                self._check_token(context)
+                request = self._pb.ModelInferRequest()
+                await self._receive(messages, request, share)
+                return await self._answer(request, context)
         except Exception as error:
             await self._abort(context, error)
 
-    async def _stream_infer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        async for request in requests:
+    async def _stream_infer(self, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+        try:
+            self._check_token(context)
+            if self._streams >= self._at_once:
+                raise RequestError(f"{self._at_once} streams are open, and no more are taken; try again", 503)
+        except RequestError as error:
+            with contextlib.suppress(RequestError), self._model.counted():
+                raise
+            await self._abort(context, error)
+        self._streams += 1
+        try:
+            async for response in self._stream(messages, context):
+                yield response
+        finally:
+            self._streams -= 1
+
+    async def _stream(self, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+        async for raw in messages:
+            request = self._pb.ModelInferRequest()
             try:
-                yield self._pb.ModelStreamInferResponse(infer_response=await self._answer(request, context))
+                with self._model.counted(), self._budget.share() as share:
+                    share.take(len(raw))
+                    decode(raw, request)
+                    answer = await self._answer(request, context)
+                yield self._pb.ModelStreamInferResponse(infer_response=answer)
             except Exception as error:
                 response = self._pb.ModelStreamInferResponse(error_message=fault_of(error).message)
                 response.infer_response.id = request.id
@@ -176,26 +216,23 @@ class GrpcFront:
 
     async def _answer(self, request: Any, context: Any) -> Any:
         model = self._model
-        with model.counted(), self._budget.share() as share:
-            self._check_token(context)
-            share.take(request.ByteSize())
-            model.check_name(request.model_name, request.model_version)
-            asked = parse_message(request, model)
-            left = context.time_remaining()
-            if left is not None:
-                asked = replace(asked, timeout_s=min(asked.timeout_s, max(left, 0.0)))
-            rows, answers = await model.infer(asked)
-            y = joined(rows, [answer.y for answer in answers], model.dtype)
-            output = self._pb.ModelInferResponse.InferOutputTensor(
-                name=OUTPUT, datatype=model.datatype, shape=rows.shape
-            )
-            return self._pb.ModelInferResponse(
-                model_name=model.name,
-                model_version=VERSION,
-                id=asked.id,
-                outputs=[output],
-                raw_output_contents=[y.tobytes()],
-            )
+        model.check_name(request.model_name, request.model_version)
+        asked = parse_message(request, model.limits)
+        left = context.time_remaining()
+        if left is not None:
+            asked = replace(asked, timeout_s=min(asked.timeout_s, max(left, 0.0)))
+        rows, answers = await model.infer(asked)
+        y = joined(rows, [answer.y for answer in answers], model.dtype)
+        output = self._pb.ModelInferResponse.InferOutputTensor(
+            name=OUTPUT, datatype=model.datatype, shape=rows.shape
+        )
+        return self._pb.ModelInferResponse(
+            model_name=model.name,
+            model_version=VERSION,
+            id=asked.id,
+            outputs=[output],
+            raw_output_contents=[y.tobytes()],
+        )
 
     async def _server_live(self, _request: Any) -> Any:
         return self._pb.ServerLiveResponse(live=True)
@@ -231,55 +268,6 @@ class GrpcFront:
         state = "READY" if self._model.ready else "UNAVAILABLE"
         model = {"name": self._model.name, "version": VERSION, "state": state}
         return _filled(self._pb.RepositoryIndexResponse(), {"models": [model]})
-
-
-def parse_message(request: Any, model: Model) -> InferRequest:
-    """A ModelInferRequest's tensors and parameters.
-
-    Raises:
-        RequestError: anything that is not what the protocol says.
-    """
-    inputs, raws = list(request.inputs), list(request.raw_input_contents)
-    if not 1 <= len(inputs) <= model.limits.tensors:
-        raise RequestError(f"{len(inputs)} inputs; expected 1 to {model.limits.tensors}")
-    if raws and len(raws) != len(inputs):
-        raise RequestError(f"{len(raws)} raw_input_contents for {len(inputs)} inputs; expected one each")
-    tensors: dict[str, Array] = {}
-    for index, tensor in enumerate(inputs):
-        checked_name(tensor.name, tensors)
-        check_parameters(_values(tensor.parameters), f"input {clip(tensor.name)}")
-        raw = np.frombuffer(raws[index], np.uint8) if raws else _contents(tensor)
-        shape = checked_shape(tensor.name, list(tensor.shape))
-        tensors[tensor.name] = from_bytes(tensor.name, tensor.datatype, shape, raw)
-    check_outputs([output.name for output in request.outputs])
-    for output in request.outputs:
-        check_parameters(_values(output.parameters), f"output {clip(output.name)}")
-    parameters = _values(request.parameters)
-    check_parameters(parameters, "the request")
-    return InferRequest(
-        identity(request.id, model.limits),
-        tensors,
-        True,
-        timeout_seconds(parameters.get("timeout", 0)),
-        whole(parameters.get("priority", 0), "priority"),
-    )
-
-
-def _contents(tensor: Any) -> Array:
-    """Elements that came as numbers, as the bytes that they would be raw."""
-    dtype = dtype_of(tensor.datatype)
-    field = _CONTENTS.get(tensor.datatype)
-    if field is None:
-        raise RequestError(f"input {clip(tensor.name)}: {tensor.datatype} comes raw only")
-    try:
-        return np.array(getattr(tensor.contents, field), dtype).view(np.uint8)
-    except OverflowError as error:
-        raise RequestError(f"input {clip(tensor.name)}: a number beyond {tensor.datatype}") from error
-
-
-def _values(parameters: Any) -> dict[str, Any]:
-    chosen = {key: value.WhichOneof("parameter_choice") for key, value in parameters.items()}
-    return {key: getattr(parameters[key], field) if field else None for key, field in chosen.items()}
 
 
 def _filled(message: Any, data: dict[str, Any]) -> Any:

@@ -13,10 +13,11 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 import numpy as np
+from aiohttp import StreamReader
 from aiohttp.web import Response, Server, StreamResponse
 from aiohttp.web_request import BaseRequest
 
-from mha_deploy.errors import RequestError
+from mha_deploy.errors import RequestError, RunnerClosedError
 from mha_deploy.runner import Answer
 from mha_deploy.serving import metrics
 from mha_deploy.serving.body import BodyBudget, BodyShare, read_body
@@ -27,6 +28,7 @@ from mha_deploy.serving.protocol import OUTPUT, InferRequest, parse, parse_objec
 from mha_deploy.serving.rows import Rows, joined
 from mha_deploy.serving.security import authorized
 from mha_deploy.serving.wire import clip, to_json
+from mha_deploy.signature import Array
 
 HEAD_LENGTH = "Inference-Header-Content-Length"
 # Work on less than this is done in the event loop: a hop to another thread takes longer.
@@ -58,6 +60,7 @@ class HttpFront:
         self._model, self._token = model, token
         self.budget = BodyBudget(model.limits.bodies_bytes)
         self._server = Server(self._handle, handler_cancellation=True)
+        self._arriving: set[StreamReader] = set()
         self._fixed = {
             "": Route("GET", self._page, open=True),
             "live.json": Route("GET", self._live),
@@ -82,7 +85,10 @@ class HttpFront:
         return Connection(self._server, asyncio.get_running_loop(), self._model.limits)
 
     async def close(self, timeout_s: float) -> None:
-        """End idle connections at once and the others when their answer is sent, or after `timeout_s`."""
+        """Tell those whose body has not arrived, end idle connections at once and the others when their
+        answer is sent, or after `timeout_s`."""
+        for body in self._arriving:
+            body.set_exception(RunnerClosedError("the server is shutting down; the body had not arrived"))
         self._server.pre_shutdown()
         await self._server.shutdown(timeout_s)
 
@@ -99,13 +105,17 @@ class HttpFront:
         if request.version not in _VERSIONS:
             raise RequestError("expected HTTP/1.0 or HTTP/1.1")
         path = request.rel_url.raw_path
-        route = self._infer_route if path == self._infer_path else self._route(path)
+        try:
+            route = self._infer_route if path == self._infer_path else self._route(path)
+        except RequestError:
+            self._check_token(request)  # or who has none could try which names there are
+            raise
+        if not route.open:
+            self._check_token(request)
         allowed = ("GET", "HEAD") if route.method == "GET" else (route.method,)
         if request.method not in allowed:
             text = f"{clip(request.method)} on this path; expected {' or '.join(allowed)}"
             return error_response(405, text, {"Allow": ", ".join(allowed)})
-        if not route.open:
-            self._check_token(request)
         return await route.handler(request)
 
     def _failed(self, error: Exception) -> Response:
@@ -160,13 +170,20 @@ class HttpFront:
         text, limits = request.headers.get(HEAD_LENGTH, ""), self._model.limits
         if text and not (text.isascii() and text.isdigit() and len(text) < 16):
             raise RequestError(f"{HEAD_LENGTH}: {clip(text)}; expected the bytes of JSON")
-        body = await read_body(request, int(text or 0), limits, share)
+        body = await self._body(request, int(text or 0), share)
         json_bytes = int(text) if text else body.size
         if json_bytes > body.size:
             raise RequestError(f"{HEAD_LENGTH}: {json_bytes}, but the body has {body.size} bytes")
         if json_bytes <= _INLINE_JSON:
             return parse(body, json_bytes, limits)
         return await asyncio.to_thread(parse, body, json_bytes, limits)
+
+    async def _body(self, request: BaseRequest, json_bytes: int, share: BodyShare) -> Array:
+        self._arriving.add(request.content)
+        try:
+            return await read_body(request, json_bytes, self._model.limits, share)
+        finally:
+            self._arriving.discard(request.content)
 
     async def _answered(self, asked: InferRequest, rows: Rows, answers: list[Answer]) -> list[Piece]:
         """The body of an answer: its JSON, then y where it goes as binary data."""
@@ -224,7 +241,7 @@ class HttpFront:
 
     async def _live(self, request: BaseRequest) -> Response:
         since = request.query.get("since", "0")
-        if not (since.isascii() and since.isdigit()):
+        if not (since.isascii() and since.isdigit() and len(since) < 16):
             raise RequestError(f"since={clip(since)}; expected seconds since 1970")
         return _json(self._model.live(int(since)))
 
@@ -255,7 +272,7 @@ class HttpFront:
 
     async def _index(self, request: BaseRequest) -> Response:
         with self.budget.share() as share:
-            body = await read_body(request, 0, self._model.limits, share) if request.body_exists else None
+            body = await self._body(request, 0, share) if request.body_exists else None
             asked = parse_object(body, self._model.limits) if body is not None and body.size else {}
         if not self._model.ready and asked.get("ready") is True:
             return _json([])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
+
+from mha_deploy.errors import InputError
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -17,6 +20,9 @@ class Limits:
     fill the memory. A body must arrive within `body_s` plus the time that it takes at
     `body_bytes_per_s`. `request_s` is the deadline of a request that brings none of its own, so that no
     client waits for ever on a session that hangs.
+
+    Raises:
+        InputError: a limit that is not a number above 0, such as nan or inf.
     """
 
     body_bytes: int = 64 * MIB
@@ -33,6 +39,12 @@ class Limits:
     idle_s: float = 75.0
     write_s: float = 30.0
     request_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if not 0 < value < math.inf:
+                raise InputError(f"{limit.name} = {value}; expected a finite number above 0")
 
 
 DEFAULT_LIMITS = Limits()

@@ -88,11 +88,13 @@ class Model:
 
         Raises:
             FeedError: the tensors are not what the model takes.
+            RequestError: 413, more rows than the queue ever holds.
             RunnerError: no room, no time, or closing.
         """
         masked = MASK_NAMES[self.spec.mask] in request.tensors
         (self.signature if masked else self._without_mask).check(request.tensors)
         rows = split(self.spec, request.tensors)
+        self._check_room(rows)
         try:
             # The event loop's timer: a deadline in the runner would wake its watch for every request.
             async with asyncio.timeout(self.limits.request_s):
@@ -103,6 +105,27 @@ class Model:
         tokens = sum(each.tokens(self.spec) for each in rows.requests)
         self.stats.computed(answers, rows.shape[0], tokens)
         return rows, answers
+
+    def _check_room(self, rows: Rows) -> None:
+        """Rows that fill the queue by themselves would be refused whenever they come."""
+        options, requests = self.runner.options, rows.requests
+        if len(requests) == 1:
+            return
+        for count, bound, what, option in (
+            (len(requests), options.max_queue_requests, "rows", "--queue-requests"),
+            (
+                sum(e.tokens(self.spec) for e in requests),
+                options.max_queue_tokens,
+                "tokens",
+                "--queue-tokens",
+            ),
+            (sum(e.nbytes for e in requests), options.max_queue_bytes, "bytes", "--queue-bytes"),
+        ):
+            if count > bound:
+                raise RequestError(
+                    f"a request of {count} {what}, but the queue holds {bound} ({option}); send fewer rows",
+                    413,
+                )
 
     def _priority(self, priority: int) -> int:
         levels = self.runner.options.priority_levels

@@ -32,7 +32,8 @@ class ServeOptions:
     needs a token or `insecure`. On SIGTERM or SIGINT accepted requests have `grace_s` to finish.
 
     Raises:
-        InputError: an address that others reach, with neither a token nor `insecure`.
+        InputError: an address that others reach, with neither a token nor `insecure`; a grace that is no
+            number of at least 0 (inf: as long as it takes).
     """
 
     host: str = LOOPBACK
@@ -46,6 +47,8 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         check_address(self.host, self.token, insecure=self.insecure)
+        if not self.grace_s >= 0:
+            raise InputError(f"a grace of {self.grace_s} s; expected 0 or more")
 
 
 @dataclass(frozen=True, slots=True)

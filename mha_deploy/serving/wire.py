@@ -20,6 +20,8 @@ from mha_deploy.signature import LARGEST, Array
 ALIGNMENT = 64
 MAX_RANK = 8
 MAX_NAME = 64
+# numpy refuses shapes whose axes, but for empty ones, have a product beyond what it can address.
+_MAX_ELEMENTS = 1 << 48
 
 # dtype's name (as a signature has it) -> datatype; BF16 has no dtype in numpy itself.
 DATATYPES = {
@@ -81,6 +83,8 @@ def checked_shape(name: str, shape: object) -> tuple[int, ...]:
             f"input {clip(name)}: shape {clip(list(sizes))}; expected at most {MAX_RANK} axes, "
             f"each from 0 to {LARGEST}"
         )
+    if math.prod(size for size in sizes if size) > _MAX_ELEMENTS:
+        raise RequestError(f"input {clip(name)}: shape {clip(list(sizes))}; no tensor can be as large")
     return sizes
 
 
