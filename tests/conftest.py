@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -54,6 +56,18 @@ def bench_report(small_bundle) -> BenchReport:
     """Two sizes of the small bundle on one thread; measuring takes seconds too."""
     grid = {"batch": [1, 2], "seq": [8]}
     return bench(small_bundle, grid=grid, seconds=0.05, placement=Placement(threads=1))
+
+
+@pytest.fixture(autouse=True)
+def handlers_of_signals_are_left_as_they_were():
+    """What a test or the code under it leaves behind would reach the tests after it."""
+    watched = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in watched]
+    yield
+    after = [signal.getsignal(number) for number in watched]
+    for number, handler in zip(watched, before, strict=True):
+        signal.signal(number, handler)
+    assert after == before
 
 
 @pytest.fixture

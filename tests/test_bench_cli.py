@@ -17,6 +17,11 @@ from mha_deploy.signature import Dim
 SIZES = ("--grid", "batch=1", "--grid", "seq=8", "--seconds", "0.05", "--threads", "1")
 
 
+def unfolded(text):
+    """A table's title is folded to the table's width, which depends on the figures in it."""
+    return " ".join(text.split())
+
+
 def test_bench_prints_figures_with_their_conditions_a_profile_a_picture_and_a_gate(
     cli, small_bundle, bench_report, tmp_path
 ):
@@ -26,7 +31,7 @@ def test_bench_prints_figures_with_their_conditions_a_profile_a_picture_and_a_ga
     result = cli("bench", small_bundle.folder, *SIZES, *asked)
     assert result.exit_code == 0
     for word in ("p50 ms", "99% interval", "p99 ms", "of ceiling", "nearest rank", "CPUExecutionProvider"):
-        assert word in result.stdout
+        assert word in unfolded(result.stdout)
     for word in (
         "at most 7% slower",
         "PASSED: 0 of 1",
@@ -37,7 +42,7 @@ def test_bench_prints_figures_with_their_conditions_a_profile_a_picture_and_a_ga
         "between nodes",
         "warm-up",
     ):
-        assert word in result.stdout
+        assert word in unfolded(result.stdout)
     report = json.loads(out.read_text())
     (cell,) = report["cells"]
     assert cell["sizes"] == {"batch": 1, "seq": 8}
@@ -67,7 +72,7 @@ def test_a_regression_ends_with_1_and_an_improvement_with_0(
     result = cli("bench", small_bundle.folder, "--threads", 1, "--baseline", path)
     assert result.exit_code == code
     assert f"{word} sizes regressed" in result.stdout
-    assert "at most 5% slower" in result.stdout
+    assert "at most 5% slower" in unfolded(result.stdout)
 
 
 def test_a_baseline_of_another_shape_ends_with_2_before_anything_is_measured(

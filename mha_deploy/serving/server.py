@@ -8,7 +8,7 @@ import gc
 import importlib
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -177,10 +177,21 @@ def serve(
     runner = BatchRunner.over(bundle, artifact, placement=placement, options=runner_options)
     try:
         server = Server(runner, options)
-        with asyncio.Runner(loop_factory=fastest_loop()) as loop:
+        with _handlers_restored(), asyncio.Runner(loop_factory=fastest_loop()) as loop:
             return loop.run(_until_signal(server, announce))
     finally:
         runner.close(0.0)
+
+
+@contextlib.contextmanager
+def _handlers_restored() -> Iterator[None]:
+    """uvloop leaves its own where a loop ends before it took them off: Ctrl-C would then reach nobody."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 async def _until_signal(server: Server, announce: Callable[[Server], None]) -> ServeReport:
