@@ -20,11 +20,15 @@ def samples_needed(q: float, confidence: float = CONFIDENCE) -> int:
     return math.ceil(math.log(1 - confidence) / math.log(q))
 
 
+def rank_of(q: float, count: int) -> int:
+    """The rank, from 1, that has at least the share `q` (0..1] of `count` samples at or below it."""
+    # In floating point 0.07 x 100 is above 7, and its ceiling a rank too high.
+    return max(1, math.ceil(Fraction(repr(q)) * count))
+
+
 def nearest_rank(samples: Sequence[float], q: float) -> float:
     """The smallest sample with at least the share `q` (0..1] of all samples at or below it."""
-    ordered = sorted(samples)
-    # In floating point 0.07 x 100 is above 7, and its ceiling a rank too high.
-    return ordered[max(0, math.ceil(Fraction(repr(q)) * len(ordered)) - 1)]
+    return sorted(samples)[rank_of(q, len(samples)) - 1]
 
 
 def percentile(samples: Sequence[float], q: float) -> float:

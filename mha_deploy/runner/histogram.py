@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import accumulate
+
+from mha_deploy.latency import rank_of
 
 _PARTS_BITS = 6
 _LARGEST_NS = (1 << 37) - 1  # 137 s
@@ -46,8 +47,7 @@ class Histogram:
 
     def percentile_us(self, q: float) -> float:
         """The smallest duration with at least the share `q` (0..1] at or below it; NaN when empty."""
-        # In floating point 0.07 x 100 is above 7, and its ceiling a rank too high.
-        return self.at_rank_us(max(1, math.ceil(Fraction(repr(q)) * self.count)))
+        return self.at_rank_us(rank_of(q, self.count))
 
     def at_rank_us(self, rank: int) -> float:
         """The `rank`-th smallest duration, counted from 1; NaN where there is none."""
