@@ -17,6 +17,7 @@ from mha_deploy import machine
 from mha_deploy.errors import BundleError, CheckError, MhaDeployError
 from mha_deploy.lowering import Lowered, lower_for_tensorrt, lower_to_portable
 from mha_deploy.manifest import sha256_of
+from mha_deploy.onnx_files import save
 from mha_deploy.staging import make_folder, staged_file
 from mha_deploy.tensorrt.backend import Backend, load_backend
 from mha_deploy.tensorrt.build import BuiltPlan
@@ -28,7 +29,7 @@ from mha_deploy.tensorrt.options import BuildOptions
 from mha_deploy.tensorrt.passport import Passport, gpu_name, read_passport
 from mha_deploy.tensorrt.progress import SILENT, Progress
 from mha_deploy.typed import kept_in_fp32
-from mha_deploy.variants import Status, save
+from mha_deploy.variants import Status
 
 
 @dataclass(frozen=True, slots=True)

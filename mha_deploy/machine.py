@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 from dataclasses import dataclass
 from importlib import metadata
@@ -16,6 +17,7 @@ from pathlib import Path
 
 # What matters to attention: widths of the vector units, then int8 and bf16 products.
 CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+CXX_COMPILERS = ("g++", "clang++", "c++")
 GPU_FIELDS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_throttle_reasons.active")
 RECORDED = (
     "torch",
@@ -190,3 +192,11 @@ def _text(path: str) -> str:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def lacks_cxx_compiler() -> str:
+    """Why torch.compile does not run here, or ""."""
+    wanted = (os.environ["CXX"],) if os.environ.get("CXX") else CXX_COMPILERS
+    if any(shutil.which(each) for each in wanted):
+        return ""
+    return f"torch.compile needs a C++ compiler ({', '.join(wanted)}); install one, as with: apt install g++"

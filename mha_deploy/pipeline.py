@@ -19,8 +19,9 @@ from mha_deploy.attention import MultiHeadAttention
 from mha_deploy.axes import prove_axes, prove_sizes
 from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.errors import BundleError
-from mha_deploy.graph import INLINE_LIMIT, OPSET, write_graph
+from mha_deploy.graph import OPSET, write_graph
 from mha_deploy.manifest import FILE_NAME, Artifact, FileRecord, Manifest, sha256_of, update
+from mha_deploy.onnx_files import INLINE_LIMIT
 from mha_deploy.precision import Precision
 from mha_deploy.ragged import unpack
 from mha_deploy.spec import AttentionSpec

@@ -7,18 +7,21 @@ validation all read a `Signature`; none of them keeps shape rules of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mha_deploy.errors import FeedError, SpecError
-from mha_deploy.precision import Precision
+from mha_deploy.precision import Precision, numpy_dtype
 
 Array = NDArray[Any]
 Feeds = Mapping[str, Array]
 Sizes = Mapping[str, int]
+
+_Expected = tuple[str, np.dtype[Any], tuple[tuple[str, int, int], ...]]
+"""An input as `Signature.check` wants it: name, dtype, and each axis' dim ("" if fixed), min and max."""
 
 # Shapes are 32-bit numbers in more than one runtime.
 LARGEST = 2**31 - 1
@@ -82,6 +85,7 @@ class Signature:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     dims: tuple[Dim, ...]
+    _expected: tuple[_Expected, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         names = [dim.name for dim in self.dims]
@@ -91,6 +95,16 @@ class Signature:
                     raise SpecError(
                         f"tensor {tensor.name!r} uses dim {axis!r}; known dims: {', '.join(names)}"
                     )
+        object.__setattr__(self, "_expected", tuple(map(self._expect, self.inputs)))
+
+    def _expect(self, tensor: TensorSpec) -> _Expected:
+        def axis(given: str | int) -> tuple[str, int, int]:
+            if isinstance(given, int):
+                return "", given, given
+            dim = self.dim(given)
+            return given, dim.min, dim.max
+
+        return tensor.name, numpy_dtype(tensor.dtype), tuple(map(axis, tensor.shape))
 
     def dim(self, name: str) -> Dim:
         for dim in self.dims:
@@ -122,6 +136,23 @@ class Signature:
         Raises:
             FeedError: naming the tensor or axis, what it has and what was expected.
         """
+        sizes = self._fitting(feeds)
+        return self._explained(feeds) if sizes is None else sizes
+
+    def _fitting(self, feeds: Feeds) -> dict[str, int] | None:
+        """The sizes, or None where something may be amiss. Every run of every session comes through here."""
+        sizes: dict[str, int] = {}
+        for name, dtype, axes in self._expected:
+            array = feeds.get(name)
+            if type(array) is not np.ndarray or array.dtype != dtype or array.ndim != len(axes):
+                return None
+            for size, (axis, least, most) in zip(array.shape, axes, strict=True):
+                if not least <= size <= most or (axis and sizes.setdefault(axis, size) != size):
+                    return None
+        return sizes if len(feeds) == len(self._expected) else None
+
+    def _explained(self, feeds: Feeds) -> dict[str, int]:
+        """`check`, axis by axis and slower: it says what is wrong."""
         expected = [tensor.name for tensor in self.inputs]
         if sorted(feeds) != sorted(expected):
             raise FeedError(f"got inputs {_listed(feeds)}; expected {_listed(expected)}")

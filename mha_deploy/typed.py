@@ -18,8 +18,9 @@ from torch.nn import functional
 
 from mha_deploy.attention import MultiHeadAttention
 from mha_deploy.errors import InputError
-from mha_deploy.graph import INLINE_LIMIT, check_graph, write_graph
+from mha_deploy.graph import write_graph
 from mha_deploy.islands import keep_in_fp32
+from mha_deploy.onnx_files import INLINE_LIMIT, check_graph
 from mha_deploy.packed import LAYOUTS, graph_signature
 from mha_deploy.packed_attention import PackedAttention
 from mha_deploy.precision import Precision

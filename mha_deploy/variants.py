@@ -12,9 +12,9 @@ import onnx
 from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.cases import QUICK, standard_cases
 from mha_deploy.errors import CheckError
-from mha_deploy.graph import INLINE_LIMIT, check_graph
 from mha_deploy.lowering import Lowered, lower_to_portable
-from mha_deploy.manifest import Artifact, FileRecord, update
+from mha_deploy.manifest import Artifact, update
+from mha_deploy.onnx_files import INLINE_LIMIT, check_graph, files_of, save
 from mha_deploy.precision import Precision
 from mha_deploy.sessions import Session
 from mha_deploy.sessions.onnx_runtime import OnnxRuntimeSession
@@ -106,12 +106,6 @@ def _record(bundle: Bundle, variant: Variant, details: Mapping[str, Any]) -> Art
     return artifact
 
 
-def files_of(bundle: Path, folder: str, name: str) -> tuple[FileRecord, ...]:
-    """The ONNX file and the external data beside it."""
-    names = [name, *sorted(path.name for path in (bundle / folder).glob(f"{name}.*"))]
-    return tuple(FileRecord.of(bundle, f"{folder}/{each}") for each in names)
-
-
 def check_numerically(bundle: Bundle, variant: Variant, path: Path) -> Checked:
     """Hold the ONNX file at `path` against PyTorch at the variant's precision, in ONNX Runtime.
 
@@ -180,9 +174,3 @@ def portable_artifact(bundle: Bundle, status: Status = lambda _: None) -> tuple[
     )
     update(bundle.folder, artifact)
     return artifact, lowered
-
-
-def save(model: onnx.ModelProto, path: Path) -> None:
-    """Write a model whose weights are in memory, with external data where they are large."""
-    large = model.ByteSize() > INLINE_LIMIT
-    onnx.save(model, str(path), save_as_external_data=large, location=f"{path.name}.data" if large else None)

@@ -11,7 +11,8 @@ from conftest import small_spec
 
 from mha_deploy.attention import MultiHeadAttention
 from mha_deploy.errors import FrozenAxisError, GraphError
-from mha_deploy.graph import check_graph, traced_sizes, write_graph
+from mha_deploy.graph import traced_sizes, write_graph
+from mha_deploy.onnx_files import check_graph
 from mha_deploy.sessions.onnx_runtime import OnnxRuntimeSession
 from mha_deploy.signature import Dim
 

@@ -15,7 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from mha_deploy.attention import MultiHeadAttention
 from mha_deploy.cases.masks import fully_masked, garbage
-from mha_deploy.graph import check_graph, write_graph
+from mha_deploy.graph import write_graph
+from mha_deploy.onnx_files import check_graph
 from mha_deploy.precision import Precision
 from mha_deploy.quantization.calibration import observe
 from mha_deploy.quantization.candidate import candidates, predicted_cost

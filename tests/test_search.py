@@ -6,6 +6,8 @@ import dataclasses
 import functools
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -29,7 +31,7 @@ from mha_deploy.sessions.onnx_runtime import OnnxRuntimeSession
 from mha_deploy.spec_file import load_spec
 
 GRID = {"batch": [1], "seq": [4, 32]}
-NAMES = (CANONICAL, "no-spinning", "fused-projections", "torch-eager")
+NAMES = (CANONICAL, "no-spinning", "flat-heads", "fused-projections", "whole-attention", "torch-eager")
 CANDIDATES = tuple(each for each in all_candidates() if each.name in NAMES)
 TWO_THREADS = Placement(threads=2)
 
@@ -95,14 +97,14 @@ def lacking(reason):
 def test_every_candidate_that_passes_is_timed_at_every_size_and_one_is_chosen(bundle):
     report = searched(bundle, CANDIDATES)
     outcomes = {each.name: each.outcome for each in report.tried}
-    assert outcomes == {**dict.fromkeys(NAMES[:3], "passed"), "torch-eager": "baseline"}
+    assert outcomes == {**dict.fromkeys(NAMES[:5], "passed"), "torch-eager": "baseline"}
     assert [size.sizes for size in report.measured] == [{"batch": 1, "seq": 4}, {"batch": 1, "seq": 32}]
     for size in report.measured:
         assert set(size.timings) == set(NAMES)
         assert size.timings[CANONICAL].final
         assert size.ceiling_gflops > 0
-    assert [each.verdict.passed for each in report.tried] == [True] * 4
-    assert {report.route.short, report.route.long} <= set(NAMES[:3])
+    assert [each.verdict.passed for each in report.tried] == [True] * len(NAMES)
+    assert {report.route.short, report.route.long} <= set(NAMES[:5])
     again = Bundle.load(bundle.folder)
     assert again.artifact("", TWO_THREADS).name == report.artifact
     x = np.ones((2, 5, 32), np.float32), np.ones((2, 5), bool)
@@ -165,6 +167,23 @@ def test_a_second_search_opens_nothing_and_a_changed_one_measures_again(bundle):
     assert second.measured == first.measured
     searched(bundle, (candidate,), placement=Placement(threads=1))
     assert opened == [CANONICAL] * 2
+
+
+def test_a_search_that_resumes_does_without_pytorch(bundle):
+    searched(bundle, CANDIDATES)
+    code = f"""
+import sys
+from mha_deploy.bundle import Bundle
+from mha_deploy.search import optimize
+from mha_deploy.search.candidates import all_candidates
+from mha_deploy.sessions import Placement
+chosen = tuple(each for each in all_candidates() if each.name in {NAMES})
+found = optimize(Bundle.load({str(bundle.folder)!r}), candidates=chosen, grid={GRID}, seconds=0.02,
+                 placement=Placement(threads=2))
+print(found.reused, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "False"]
 
 
 def test_an_interrupted_search_goes_on_where_it_stopped(bundle):
@@ -242,6 +261,16 @@ def test_a_routed_artifact_runs_both_its_members_and_carries_the_coarser_budget(
             feeds = {"x": np.ones((1, seq, 32), np.float32), "mask": np.ones((1, seq), bool)}
             assert session.run(feeds)["y"].shape == (1, seq, 32)
         assert "up to length 8" in session.provider
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_two_members_the_larger_budget_counts_and_one_depending_on_its_batch_is_enough(bundle, turned):
+    one = dataclasses.replace(
+        bundle.artifact(), details={"max_relative_error": 0.02, "batch_dependent": True}
+    )
+    other = dataclasses.replace(one, details={"max_relative_error": 0.05, "batch_dependent": False})
+    details = routed_artifact(*((other, one) if turned else (one, other)), 8).details
+    assert (details["max_relative_error"], details["batch_dependent"]) == (0.05, True)
 
 
 def test_sizes_go_from_short_to_long_and_none_is_out_of_range():

@@ -12,10 +12,10 @@ import onnx
 from onnx import helper
 
 from mha_deploy.errors import GraphError
+from mha_deploy.onnx_files import save
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement
 from mha_deploy.sessions.onnx_runtime import one_line, open_inference_session
 from mha_deploy.signature import Array
-from mha_deploy.variants import save
 
 
 def inner_values(model: onnx.ModelProto) -> list[str]:

@@ -20,6 +20,7 @@ from mha_deploy.islands import computed_in_16_bits, keep_in_fp32
 from mha_deploy.locating.smallest import smallest_set
 from mha_deploy.locating.spliced import quantised_nodes, splice_fp32
 from mha_deploy.manifest import Artifact
+from mha_deploy.onnx_files import save
 from mha_deploy.precision import Precision
 from mha_deploy.sessions import Session
 from mha_deploy.sessions.onnx_runtime import OnnxRuntimeSession
@@ -27,7 +28,6 @@ from mha_deploy.sessions.packed import PackedSession, PaddedView
 from mha_deploy.signature import Array, TensorSpec
 from mha_deploy.staging import staged_file
 from mha_deploy.twin import write_twin
-from mha_deploy.variants import save
 from mha_deploy.verification import FAILED, INFORMS, OUT_OF_RANGE, PASSED, CaseResult, Judge
 from mha_deploy.verification.beyond_range import judged_beyond_range
 

@@ -2,14 +2,25 @@
 
 Two targets: `lower_for_tensorrt` touches only what TensorRT's parser refuses, drops or cannot
 build, and keeps attention one `Attention` node wherever it can; `lower_to_portable` leaves an
-opset 20 graph with no `Attention` in it. `fuse_projections` is for speed: one product in place of
-those that read one tensor. All name every rewrite. What has no lowering is refused
-with a `GraphError` that names the node.
+opset 20 graph with no `Attention` in it. Three are for speed: `fuse_projections` makes one product of
+those that read one tensor, `flatten_heads` leaves the splitting of heads to the operator, and
+`whole_attention` has ONNX Runtime's own operator do all but the last product. All name every rewrite.
+What has no lowering is refused with a `GraphError` that names the node.
 """
 
+from mha_deploy.lowering.flat_heads import flatten_heads
 from mha_deploy.lowering.for_tensorrt import lower_for_tensorrt
 from mha_deploy.lowering.fused_projections import fuse_projections
 from mha_deploy.lowering.portable import lower_to_portable
 from mha_deploy.lowering.steps import Lowered, Step
+from mha_deploy.lowering.whole_attention import whole_attention
 
-__all__ = ["Lowered", "Step", "fuse_projections", "lower_for_tensorrt", "lower_to_portable"]
+__all__ = [
+    "Lowered",
+    "Step",
+    "flatten_heads",
+    "fuse_projections",
+    "lower_for_tensorrt",
+    "lower_to_portable",
+    "whole_attention",
+]

@@ -15,14 +15,15 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from mha_deploy.lowering.graph_edit import is_default, label, read_names, used_names
+from mha_deploy.lowering.graph_edit import drop_unread, is_default, label, replace_all, used_names
 from mha_deploy.lowering.steps import Lowered, Step
+from mha_deploy.signature import Array
 
 SUFFIX = "fused_projections"
 
 
 @dataclass(frozen=True, slots=True)
-class _Projection:
+class Projection:
     """`product` = input x weight [in, out], and `add` [out] where a bias follows."""
 
     product: NodeProto
@@ -38,6 +39,12 @@ class _Projection:
     def width(self) -> int:
         return int(self.weight.dims[1])
 
+    @property
+    def bias_or_zero(self) -> Array:
+        if self.bias is None:
+            return np.zeros(self.width, helper.tensor_dtype_to_np_dtype(self.weight.data_type))
+        return numpy_helper.to_array(self.bias)
+
 
 def fuse_projections(model: onnx.ModelProto) -> Lowered:
     """The same model with the products of one tensor and several constant matrices as one product.
@@ -45,7 +52,7 @@ def fuse_projections(model: onnx.ModelProto) -> Lowered:
     Inputs, outputs and all other nodes stay, `source` metadata included. The model comes back as it is
     where no two products share their input.
     """
-    groups = [group for group in _groups(model) if len(group) > 1]
+    groups = [group for group in projections(model) if len(group) > 1]
     if not groups:
         return Lowered(model, ())
     copy = onnx.ModelProto()
@@ -58,14 +65,12 @@ def fuse_projections(model: onnx.ModelProto) -> Lowered:
         nodes[first:first] = _fused(copy, group, taken)
         steps += [_step(group)]
     kept = [node for node in nodes if node.output[0] not in gone or node.op_type == "Split"]
-    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
-    del copy.graph.node[:]
-    copy.graph.node.extend(kept)
-    _drop_unread(copy)
+    replace_all(copy.graph.node, kept)
+    drop_unread(copy)
     return Lowered(copy, tuple(steps))
 
 
-def _groups(model: onnx.ModelProto) -> list[list[_Projection]]:
+def projections(model: onnx.ModelProto) -> list[list[Projection]]:
     """Projections by the tensor that they read and its dtype, in the graph's order."""
     graph = model.graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
@@ -74,13 +79,13 @@ def _groups(model: onnx.ModelProto) -> list[list[_Projection]]:
     for node in graph.node:
         for name in node.input:
             readers[name].append(node)
-    found = defaultdict[tuple[str, int], list[_Projection]](list)
+    found = defaultdict[tuple[str, int], list[Projection]](list)
     for node in graph.node:
         weight = constants.get(node.input[1]) if is_default(node, "MatMul") else None
         if weight is None or len(weight.dims) != 2 or weight.name in given or node.output[0] in given:
             continue
         add, bias = _bias(node, readers, constants, int(weight.dims[1]))
-        found[node.input[0], weight.data_type].append(_Projection(node, weight, add, bias))
+        found[node.input[0], weight.data_type].append(Projection(node, weight, add, bias))
     return list(found.values())
 
 
@@ -96,7 +101,7 @@ def _bias(
     return (only[0], vector) if vector is not None and list(vector.dims) == [width] else (None, None)
 
 
-def _fused(model: onnx.ModelProto, group: list[_Projection], taken: set[str]) -> list[NodeProto]:
+def _fused(model: onnx.ModelProto, group: list[Projection], taken: set[str]) -> list[NodeProto]:
     """The nodes in the group's place; their constants join the model."""
     prefix = f"{label(group[0].product)}/{SUFFIX}"
     while prefix in taken:
@@ -107,7 +112,7 @@ def _fused(model: onnx.ModelProto, group: list[_Projection], taken: set[str]) ->
     nodes = [helper.make_node("MatMul", [group[0].product.input[0], f"{prefix}/weight"], [total], name=total)]
     constants = {"weight": weights}
     if any(each.bias is not None for each in group):
-        constants["bias"] = np.concatenate([_bias_of(each, weights.dtype) for each in group])
+        constants["bias"] = np.concatenate([each.bias_or_zero for each in group])
         nodes.append(helper.make_node("Add", [total, f"{prefix}/bias"], [f"{prefix}/sum"]))
         nodes[-1].name = total = f"{prefix}/sum"
     constants["widths"] = np.array([each.width for each in group], np.int64)
@@ -122,20 +127,6 @@ def _fused(model: onnx.ModelProto, group: list[_Projection], taken: set[str]) ->
     return nodes
 
 
-def _bias_of(projection: _Projection, dtype: np.dtype[np.generic]) -> np.ndarray:
-    if projection.bias is None:
-        return np.zeros(projection.width, dtype)
-    return numpy_helper.to_array(projection.bias)
-
-
-def _step(group: list[_Projection]) -> Step:
+def _step(group: list[Projection]) -> Step:
     names = ", ".join(label(each.product) for each in group)
     return Step(label(group[0].product), "fuse-projections", f"{names} read one tensor")
-
-
-def _drop_unread(model: onnx.ModelProto) -> None:
-    read = read_names(model)
-    kept = [tensor for tensor in model.graph.initializer if tensor.name in read]
-    kept = [TensorProto.FromString(tensor.SerializeToString()) for tensor in kept]
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(kept)

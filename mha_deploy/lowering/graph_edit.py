@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx
@@ -120,6 +121,32 @@ def read_names(model: onnx.ModelProto) -> set[str]:
     return names
 
 
+def producers(model: onnx.ModelProto) -> dict[str, NodeProto]:
+    """The node that makes each tensor of the main graph."""
+    return {output: node for node in model.graph.node for output in node.output if output}
+
+
+def drop_unread(model: onnx.ModelProto) -> None:
+    """Remove, in place, what nobody reads: nodes, then their constants and what was said of their shapes."""
+    graph = model.graph
+    while True:
+        read = read_names(model)
+        kept = [node for node in graph.node if read & set(node.output)]
+        if len(kept) == len(graph.node):
+            break
+        replace_all(graph.node, kept)
+    made = {output for node in graph.node for output in node.output}
+    replace_all(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in read])
+    replace_all(graph.value_info, [value for value in graph.value_info if value.name in made])
+
+
+def replace_all(field: Any, kept: Sequence[Any]) -> None:
+    """Make a repeated field of a graph hold `kept`, some of which may be its own elements."""
+    copies = [type(each).FromString(each.SerializeToString()) for each in kept]
+    del field[:]
+    field.extend(copies)
+
+
 @dataclass(slots=True)
 class Emitter:
     """Collects the nodes that replace one node. Every name it gives is new in the graph."""
@@ -138,11 +165,11 @@ class Emitter:
         self.taken.add(name)
         return name
 
-    def op(self, op_type: str, *inputs: str, out: str = "", **attributes: Attribute) -> str:
+    def op(self, op_type: str, *inputs: str, out: str = "", domain: str = "", **attributes: Attribute) -> str:
         """Append a node with one output and return the output's name, which is new unless `out` is given."""
         name = self.fresh(op_type)
         output = out or name
-        node = helper.make_node(op_type, list(inputs), [output], name=name)
+        node = helper.make_node(op_type, list(inputs), [output], name=name, domain=domain)
         node.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
         self.nodes.append(node)
         return output
@@ -225,7 +252,5 @@ def rewrite_nodes(model: onnx.ModelProto, op_types: tuple[str, ...], rewrite: Re
         nodes += emitter.nodes if found else [node]
         steps += found
     if steps:
-        kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-        del model.graph.node[:]
-        model.graph.node.extend(kept)
+        replace_all(model.graph.node, nodes)
     return steps

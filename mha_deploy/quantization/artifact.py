@@ -11,6 +11,7 @@ from typing import Any
 
 from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.manifest import Artifact, FileRecord, Manifest, update
+from mha_deploy.onnx_files import files_of
 from mha_deploy.pipeline import INPUTS_FILE
 from mha_deploy.precision import Precision
 from mha_deploy.quantization.candidate import INT8, SCALES
@@ -20,7 +21,6 @@ from mha_deploy.quantization.search import Wanted, search
 from mha_deploy.ragged import Request, packed
 from mha_deploy.staging import locked, staged_folder
 from mha_deploy.tensor_files import write_tensors
-from mha_deploy.variants import files_of
 
 
 def quantize(

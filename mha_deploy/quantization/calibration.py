@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from mha_deploy.onnx_files import save
 from mha_deploy.sessions import Placement
 from mha_deploy.sessions.onnx_runtime import open_inference_session
 from mha_deploy.signature import Array, Feeds
-from mha_deploy.variants import save
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from mha_deploy.bundle import Bundle
 from mha_deploy.cases import QUICK, Case, masked_real_cases, real_cases, standard_cases
 from mha_deploy.errors import FrozenAxisError, GraphError
-from mha_deploy.graph import check_graph
+from mha_deploy.onnx_files import check_graph, save
 from mha_deploy.precision import Precision
 from mha_deploy.quantization.calibration import Ranges
 from mha_deploy.quantization.candidate import INT8, Candidate
@@ -20,7 +20,6 @@ from mha_deploy.quantization.report import KEPT, TOO_FAR_OFF, UNSOUND, Tried
 from mha_deploy.quantization.rewrite import rewritten
 from mha_deploy.sessions import Placement, Session
 from mha_deploy.sessions.onnx_runtime import OnnxRuntimeSession
-from mha_deploy.variants import save
 from mha_deploy.verification import FAILED, Judge
 
 # Smoothing strengths tried, between 0 (weights take all) and 1 (activations do); SmoothQuant's own is 0.5.

@@ -2,6 +2,7 @@
 
     candidate.py   what may be tried, as a declaration
     candidates/    one file a kind
+    rewritten.py   those that are the canonical graph, rewritten
     gate.py        does it compute what PyTorch computes
     measuring.py   all that pass, in turns: a heat, and a final near its winner
     choice.py      one for all sizes, or one for short and one for long

@@ -8,14 +8,13 @@ from mha_deploy.manifest import Artifact
 def routed_artifact(short: Artifact, long: Artifact, up_to_length: int) -> Artifact:
     """`short` for query lengths up to `up_to_length`, `long` beyond; its precision is the coarser one's.
 
-    The budget of an integer precision goes with it.
+    The larger budget of those that have one goes with it, and whether either depends on the batch.
     """
     coarser = max(short, long, key=lambda each: (each.precision.is_integer, each.precision.eps))
-    budgets = {
-        key: each.details[key]
-        for each in (short, long)
+    found = {
+        key: max(each.details[key] for each in (short, long) if key in each.details)
         for key in ("max_relative_error", "batch_dependent")
-        if key in each.details
+        if key in {**short.details, **long.details}
     }
     routes = {"up_to_length": up_to_length, "short": short.to_json(), "long": long.to_json()}
     return Artifact(
@@ -24,5 +23,5 @@ def routed_artifact(short: Artifact, long: Artifact, up_to_length: int) -> Artif
         precision=coarser.precision,
         signature=short.signature,
         files=tuple(dict.fromkeys((*short.files, *long.files))),
-        details={**budgets, "routes": routes},
+        details={**found, "routes": routes},
     )

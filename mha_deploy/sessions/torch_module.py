@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import warnings
 from typing import Any
 
@@ -11,13 +9,11 @@ import torch
 
 from mha_deploy.attention import MultiHeadAttention
 from mha_deploy.errors import GraphError, MissingError
-from mha_deploy.machine import usable_cpus
+from mha_deploy.machine import lacks_cxx_compiler, usable_cpus
 from mha_deploy.precision import Precision
 from mha_deploy.sessions.base import Session
 from mha_deploy.sessions.placement import DEFAULT_PLACEMENT, Placement
 from mha_deploy.signature import Array, Feeds
-
-COMPILERS = ("g++", "clang++", "c++")
 
 
 class TorchSession(Session):
@@ -32,7 +28,7 @@ class TorchSession(Session):
     def __init__(
         self, module: MultiHeadAttention, *, compiled: bool = False, placement: Placement = DEFAULT_PLACEMENT
     ) -> None:
-        lacking = lacks_compiler() if compiled else ""
+        lacking = lacks_cxx_compiler() if compiled else ""
         if lacking:
             raise MissingError(lacking)
         self._run: Any = torch.compile(module.eval(), dynamic=True) if compiled else module.eval()
@@ -55,14 +51,6 @@ class TorchSession(Session):
 
     def _release(self) -> None:
         self._run = None
-
-
-def lacks_compiler() -> str:
-    """Why torch.compile does not run here, or ""."""
-    wanted = (os.environ["CXX"],) if os.environ.get("CXX") else COMPILERS
-    if any(shutil.which(each) for each in wanted):
-        return ""
-    return f"torch.compile needs a C++ compiler ({', '.join(wanted)}); install one, as with: apt install g++"
 
 
 def _one_line(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from mha_deploy.search.candidate import Candidate, Status
 from mha_deploy.search.candidates.onnx_runtime import on_the_cpu
 from mha_deploy.sessions import Placement
 
-RANK = 3
+RANK = 4
 NAME = "int8"
 
 

@@ -7,16 +7,18 @@ from mha_deploy.manifest import Artifact
 from mha_deploy.precision import Precision
 from mha_deploy.search.candidate import Candidate, Status, variant_of
 from mha_deploy.sessions import Placement
-from mha_deploy.typed import Variant
-from mha_deploy.variants import typed_artifact
 
-RANK = 4
+RANK = 5
 
 
 def _candidate(precision: Precision) -> Candidate:
     name = f"cuda-{precision.value}"
 
     def make(bundle: Bundle, status: Status) -> Artifact:
+        # Loads PyTorch, which a search without a GPU, or one that resumes, can do without.
+        from mha_deploy.typed import Variant
+        from mha_deploy.variants import typed_artifact
+
         source = typed_artifact(bundle, Variant(precision), status)
         details = {"made_from": source.name, "settings": {"device": "cuda"}}
         return variant_of(source, name, details=details)

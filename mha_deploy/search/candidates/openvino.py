@@ -10,7 +10,7 @@ from mha_deploy.search.candidates.fused_projections import fused, lacks_projecti
 from mha_deploy.search.candidates.onnx_runtime import on_the_cpu
 from mha_deploy.sessions import Placement
 
-RANK = 2
+RANK = 3
 
 
 def _candidate(precision: Precision, source: Make, suffix: str) -> Candidate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mha_deploy import machine
 from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.manifest import Artifact
 from mha_deploy.precision import Precision
@@ -23,9 +24,7 @@ def _candidate(name: str, *, compiled: bool) -> Candidate:
         return TorchSession(bundle.reference(), compiled=compiled, placement=placement)
 
     def lacks(bundle: Bundle, placement: Placement) -> str:
-        from mha_deploy.sessions.torch_module import lacks_compiler
-
-        return on_the_cpu(bundle, placement) or (lacks_compiler() if compiled else "")
+        return on_the_cpu(bundle, placement) or (machine.lacks_cxx_compiler() if compiled else "")
 
     return Candidate(name, Precision.FP32, make, lacks, open_, baseline=True)
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from mha_deploy.bundle import Bundle
-from mha_deploy.engines import build_engine
 from mha_deploy.errors import MissingError
 from mha_deploy.manifest import Artifact
 from mha_deploy.precision import Precision
 from mha_deploy.search.candidate import Candidate, Status
 from mha_deploy.sessions import Placement
 from mha_deploy.tensorrt.backend import has_cuda_driver, load_backend
-from mha_deploy.typed import Variant
 
-RANK = 5
+RANK = 6
 
 
 def _candidate(precision: Precision) -> Candidate:
     def make(bundle: Bundle, status: Status) -> Artifact:
+        from mha_deploy.engines import build_engine  # loads PyTorch
+        from mha_deploy.typed import Variant
+
         engine = build_engine(bundle, Variant(precision), status=status)
         return Bundle.load(bundle.folder).artifact(engine.name)
 
