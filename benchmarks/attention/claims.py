@@ -66,8 +66,21 @@ def mean_over(cells: Sequence[CellResult], name: str, least: float) -> Claim:
     judged = [cell for cell in cells if cell.ran(OURS) and name in cell.ran(PEER)]
     ratios = [cell.time_over(OURS, name).estimate.ratio for cell in judged]
     mean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
-    spread = f"{mean:.2f}, from {min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""
-    return _judged(what, cells, judged, mean >= least, f"{spread} over {len(ratios)} shapes")
+    found = (
+        f"{mean:.2f}, from {min(ratios):.2f} to {max(ratios):.2f} over {len(ratios)} shapes" if ratios else ""
+    )
+    return _judged(
+        what, cells, judged, mean >= least, found + ("" if mean >= least else _at_most(judged, mean))
+    )
+
+
+def _at_most(judged: Sequence[CellResult], mean: float) -> str:
+    """What the mean would be for an engine that ran every shape at the ceiling."""
+    shares = [cell.ceiling_share for cell in judged if cell.ran(CEILING)]
+    if len(shares) < len(judged) or not shares:
+        return ""
+    reached = math.exp(math.fsum(map(math.log, shares)) / len(shares))
+    return f"; an engine at the MatMul ceiling would have {mean / reached:.2f}"
 
 
 def near_the_ceiling(cells: Sequence[CellResult]) -> Claim:

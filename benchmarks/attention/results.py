@@ -52,11 +52,9 @@ class CellResult:
 
     @property
     def ceiling_share(self) -> float:
-        """Of the chosen fp32 engine, by the rule of `bench`: FLOPs at the ceiling's best over the median."""
-        ceiling = self.samples(self.ran(CEILING)[0])
-        gflops = self.data["ceiling_flops"] / min(ceiling.merged_ms) / 1e6
-        least_ms: float = self.data["flops"] / gflops / 1e6
-        return least_ms / self.samples(self.ran(OURS)[0]).median_ms
+        """FLOP/s of the chosen fp32 engine over those of the ceiling, by the same rule as any ratio."""
+        flops: float = self.data["flops"] / self.data["ceiling_flops"]
+        return flops * self.time_over(OURS, self.ran(CEILING)[0]).estimate.ratio
 
 
 @dataclass(frozen=True, slots=True)

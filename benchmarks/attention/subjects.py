@@ -49,6 +49,11 @@ class Cell:
         """Of the padded batch."""
         return spec_of(self.d_model).flops({"batch": self.batch, "seq": self.seq})
 
+    @property
+    def projection_flops(self) -> int:
+        """Of one of the padded batch's projections, d_model to d_model."""
+        return 2 * self.batch * self.seq * self.d_model**2
+
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import math
+import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,6 @@ from benchmarks.attention.subjects import (
 )
 from mha_deploy import machine
 from mha_deploy.benchmark import Samples, Schedule, watch
-from mha_deploy.benchmark.ceilings_cpu import MATMUL
 from mha_deploy.signature import Array
 
 
@@ -148,7 +147,7 @@ def _measure(
     everyone: Sequence[Started], d_model: int, plan: Plan, scratch: Path, progress: Callable[[str], None]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The cells of one size, and what else went on meanwhile."""
-    found, cpu_s, yardstick_ms = [], 0.0, list[float]()
+    found, cpu_s, yardstick = [], 0.0, list[float]()
     cpu, end = machine.cpu_times(), watch()
     for cell in (each for each in plan.cells if each.d_model == d_model):
         progress(f"{cell.name}: answers")
@@ -158,17 +157,19 @@ def _measure(
         cpu_s += taken.cpu_s
         for each in ready:
             if each.contestant.role == CEILING and each.contestant.name in taken.samples:
-                yardstick_ms += taken.samples[each.contestant.name].medians_ms
+                medians_ms = taken.samples[each.contestant.name].medians_ms
+                usual_ms = statistics.median(medians_ms)  # each shape has a product of its own size
+                yardstick += [each_ms / usual_ms for each_ms in medians_ms]
         found.append(
             {
                 **cell.to_json(),
-                "ceiling_flops": 2 * math.prod(MATMUL.values()),
+                "ceiling_flops": cell.projection_flops,
                 "rounds_ms": {name: _rounds(samples) for name, samples in taken.samples.items()},
                 "relative_error": errors,
                 "not_timed": not_timed | taken.failed,
             }
         )
-    conditions = end(yardstick_ms)
+    conditions = end(yardstick)
     total_s = machine.cpu_times().total_s - cpu.total_s
     # The contestants are processes of their own: what they computed is not a neighbour's.
     others = max(0.0, conditions.neighbours_share - cpu_s / total_s)
