@@ -66,12 +66,9 @@ def mean_over(cells: Sequence[CellResult], name: str, least: float) -> Claim:
     judged = [cell for cell in cells if cell.ran(OURS) and name in cell.ran(PEER)]
     ratios = [cell.time_over(OURS, name).estimate.ratio for cell in judged]
     mean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
-    found = (
-        f"{mean:.2f}, from {min(ratios):.2f} to {max(ratios):.2f} over {len(ratios)} shapes" if ratios else ""
-    )
-    return _judged(
-        what, cells, judged, mean >= least, found + ("" if mean >= least else _at_most(judged, mean))
-    )
+    spread = f"{mean:.2f}, from {min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""
+    bound = _at_most(judged, mean) if mean < least else ""
+    return _judged(what, cells, judged, mean >= least, f"{spread} over {len(ratios)} shapes{bound}")
 
 
 def _at_most(judged: Sequence[CellResult], mean: float) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mha_deploy.manifest import Artifact
 
 
@@ -11,7 +13,7 @@ def routed_artifact(short: Artifact, long: Artifact, up_to_length: int) -> Artif
     The larger budget of those that have one goes with it, and whether either depends on the batch.
     """
     coarser = max(short, long, key=lambda each: (each.precision.is_integer, each.precision.eps))
-    found = {
+    found: dict[str, Any] = {
         key: max(each.details[key] for each in (short, long) if key in each.details)
         for key in ("max_relative_error", "batch_dependent")
         if key in {**short.details, **long.details}

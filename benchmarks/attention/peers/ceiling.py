@@ -20,11 +20,8 @@ def build(task: Task) -> Model:
     width = task.d_model
     a, c = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["tokens", width]) for name in ("a", "c"))
     weights = np.random.default_rng(0).standard_normal((width, width), np.float32)
-    nodes, constants = (
-        [helper.make_node("MatMul", ["a", "b"], ["c"])],
-        [numpy_helper.from_array(weights, "b")],
-    )
-    graph = helper.make_graph(nodes, "ceiling", [a], [c], constants)
+    product = helper.make_node("MatMul", ["a", "b"], ["c"])
+    graph = helper.make_graph([product], "ceiling", [a], [c], [numpy_helper.from_array(weights, "b")])
     path = task.folder / "ceiling.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
     options = onnxruntime.SessionOptions()
