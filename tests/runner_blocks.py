@@ -66,6 +66,17 @@ def mean_of_what_is_kept(spec):
     return run
 
 
+def slow(spec, seconds, spoil=lambda y: y):
+    """A session that takes so long for a run, and whose answers are spoilt."""
+    answer = mean_of_what_is_kept(spec)
+
+    def run(feeds):
+        time.sleep(seconds(feeds))
+        return {"y": spoil(answer(feeds)["y"])}
+
+    return FakeSession(spec.signature, run)
+
+
 def alone(spec, one):
     """The answer to one request of everything visible, from the definition."""
     value = one.tensors["x"] if spec.kind == "self" else one.tensors["value"]

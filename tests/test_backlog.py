@@ -58,7 +58,7 @@ class Waiting:
         return ticket
 
     def take(self, now=0.0):
-        batch = self.backlog.take(now, idle_before=False)
+        batch = self.backlog.take(now, "backlog")
         return batch and "".join(self.names[ticket] for ticket in batch.tickets)
 
     def drain(self, now=0.0):
@@ -171,7 +171,7 @@ def test_a_batch_is_cut_where_it_would_make_a_member_late():
 def test_lengths_16_and_20_share_one_run_of_two_rows_where_padding_pays():
     waiting = Waiting(mode="fast")
     first, second = waiting.add("a", 16), waiting.add("b", 20)
-    batch = waiting.backlog.take(0.0, idle_before=False)
+    batch = waiting.backlog.take(0.0, "backlog")
     assert (batch.tickets, batch.shape) == ((first, second), (20, 20))
 
 
@@ -216,7 +216,7 @@ def test_every_request_is_in_exactly_one_batch_that_holds_it_and_the_books_end_a
     for each in gone:
         waiting.backlog.remove(each)
     seen = []
-    while batch := waiting.backlog.take(0.0, idle_before=False):
+    while batch := waiting.backlog.take(0.0, "backlog"):
         seen += batch.tickets
         assert len(batch.tickets) <= spec.dims[0].max
         shapes = {ticket.shape for ticket in batch.tickets}
@@ -302,7 +302,7 @@ def test_padding_stays_below_two_per_cent_of_poisson_traffic_with_log_normal_len
             arrived, length = coming.pop()
             now = max(now, arrived)
             waiting.add("", length, arrived)
-        batch = waiting.backlog.take(now, idle_before=False)
+        batch = waiting.backlog.take(now, "backlog")
         rows, length = len(batch.tickets), batch.shape[0]
         own = sum(ticket.tokens for ticket in batch.tickets)
         real, padded = real + own, padded + rows * length - own
@@ -316,5 +316,5 @@ def test_a_batch_cut_short_for_a_deadline_runs_at_its_own_lengths():
     waiting = Waiting(mode="fast")
     waiting.add("urgent", 5, deadline=110e-6)
     waiting.add("long", 24)
-    batch = waiting.backlog.take(0.0, idle_before=False)
+    batch = waiting.backlog.take(0.0, "backlog")
     assert ([waiting.names[ticket] for ticket in batch.tickets], batch.shape) == (["urgent"], (5, 5))

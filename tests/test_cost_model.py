@@ -2,21 +2,19 @@
 
 import json
 import shutil
-import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runner_blocks import CROSS, SELF, WIDTH, mean_of_what_is_kept
+from runner_blocks import CROSS, SELF, WIDTH, slow
 
 from mha_deploy.bundle import Bundle
 from mha_deploy.errors import BundleError
 from mha_deploy.runner import BatchRunner, CostModel, RunnerOptions
-from mha_deploy.runner.calibration import FOLDER, _crews, calibrate, calibrated, stored
+from mha_deploy.runner.calibration import FOLDER, calibrate, calibrated, stored
 from mha_deploy.sessions import DEFAULT_PLACEMENT
-from mha_deploy.sessions.fake import FakeSession
 
 OPTIONS = RunnerOptions()
 
@@ -134,7 +132,7 @@ def test_a_stored_model_that_is_malformed_is_refused(data):
 
 
 @pytest.mark.parametrize(
-    ("asked", "crews"),
+    ("asked", "possible"),
     [
         ({}, [(1, 4), (4, 1)]),
         ({"workers": 2}, [(2, 2)]),
@@ -143,18 +141,8 @@ def test_a_stored_model_that_is_malformed_is_refused(data):
         ({"workers": 3, "threads": 2}, [(3, 2)]),
     ],
 )
-def test_workers_and_threads_that_are_given_leave_nothing_to_measure(asked, crews):
-    assert _crews(RunnerOptions(**asked), 4) == crews
-
-
-def slow(spec, seconds, spoil=lambda y: y):
-    answer = mean_of_what_is_kept(spec)
-
-    def run(feeds):
-        time.sleep(seconds(feeds))
-        return {"y": spoil(answer(feeds)["y"])}
-
-    return FakeSession(spec.signature, run)
+def test_workers_and_threads_that_are_given_leave_nothing_to_measure(asked, possible):
+    assert crews(RunnerOptions(**asked), 4) == possible
 
 
 def test_sessions_that_do_not_gain_by_threads_are_given_a_worker_a_core():

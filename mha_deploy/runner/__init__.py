@@ -4,7 +4,9 @@ options.py      bounds and rules, as the owner asks for them
 ticket.py       a request on its way, and what its caller holds
 layout.py       requests to a session's inputs, outputs to answers
 cost.py         what a batch will cost
-calibration.py  measured at load, kept in the bundle
+trial.py        one session, timed on noise
+crew.py         how many workers of how many threads, and whether a soloist pays
+calibration.py  all that is measured at load, kept in the bundle
 heap.py         tickets in order, out of which any may fall
 planner.py      which requests run together
 backlog.py      the requests that wait
@@ -16,6 +18,7 @@ runner.py       the runner
 """
 
 from mha_deploy.runner.cost import CostModel
+from mha_deploy.runner.crew import Soloist
 from mha_deploy.runner.histogram import Histogram
 from mha_deploy.runner.options import DEFAULT_OPTIONS, RunnerOptions
 from mha_deploy.runner.recorder import PHASES, BatchFigures, RunnerLoad, RunnerSnapshot
@@ -34,4 +37,5 @@ __all__ = [
     "RunnerLoad",
     "RunnerOptions",
     "RunnerSnapshot",
+    "Soloist",
 ]

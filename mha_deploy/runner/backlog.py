@@ -110,17 +110,20 @@ class Backlog:
         own = _deadline_class(ticket.deadline - ticket.arrived)
         level[own] = max(0.0, level[own] + sign * ticket.work_us)
 
-    def take(self, now: float, *, idle_before: bool) -> Batch | None:
-        """The next batch, taken out; nothing when no request waits."""
+    def first(self) -> Ticket | None:
+        """The most urgent request."""
+        return self._urgent.first()
+
+    def take(self, now: float, reason: str) -> Batch | None:
+        """The next batch, taken out; nothing when no request waits. `reason` is why it is time for one."""
         found = self._head(now)
         if found is None:
             return None
         head, aged = found
-        reason = "aged" if aged else "idle" if idle_before else "backlog"
         tickets, shape = self._planner.batch(head, self._shapes, self.requests, now)
         for ticket in tickets:
             self.remove(ticket)
-        return Batch(tickets, tuple(ticket.request for ticket in tickets), shape, reason)
+        return Batch(tickets, tuple(ticket.request for ticket in tickets), shape, "aged" if aged else reason)
 
     def _head(self, now: float) -> tuple[Ticket, bool] | None:
         """The most urgent request; in every other batch the oldest, once it has waited long enough."""

@@ -42,7 +42,14 @@ class Progress:
 class Desk:
     """Takes requests in, hands batches out and answers back. Every method may be called by any thread."""
 
-    def __init__(self, planner: Planner, model: CostModel, layout: Layout, options: RunnerOptions) -> None:
+    def __init__(
+        self,
+        planner: Planner,
+        model: CostModel,
+        layout: Layout,
+        options: RunnerOptions,
+        solo_from_us: float = math.inf,
+    ) -> None:
         self.lock = threading.Lock()
         self._ready = threading.Condition(self.lock)
         self._alarm = threading.Condition(self.lock)
@@ -55,6 +62,10 @@ class Desk:
         self.recorder = Recorder()
         self.progress: list[Progress] = []
         self._idle = 0
+        # The soloist is no worker: nobody waits for it, and its times say nothing of what workers take.
+        self.solo = Progress()
+        self._solo_from_us, self._solo_idle = solo_from_us, False
+        self._solo_ready = threading.Condition(self.lock)
         self.closing = self._stopped = False
 
     def refuse(self, arrived: float) -> None:
@@ -86,8 +97,15 @@ class Desk:
             self._deadlines.push(ticket)
             if self._deadlines.first() is ticket:
                 self._alarm.notify()
-        if self._idle:
+        if self._solo_idle and self._is_solo(ticket):
+            self._solo_ready.notify()
+        elif self._idle:
             self._ready.notify()
+
+    def _is_solo(self, ticket: Ticket) -> bool:
+        """Whether this request has all cores to itself, and is worth them."""
+        nobody_else = self.backlog.requests == 1 and not any(each.busy for each in self.progress)
+        return nobody_else and self._planner.work_us(1, ticket.shape) >= self._solo_from_us
 
     def _refusal(self, ticket: Ticket) -> tuple[Outcome, MhaDeployError] | None:
         if self.closing:
@@ -139,7 +157,7 @@ class Desk:
             with self.lock:
                 now = time.monotonic()
                 late = self._claim_late(now)
-                batch = None if self._stopped else self.backlog.take(now, idle_before=waited)
+                batch = None if self._stopped else self.backlog.take(now, "idle" if waited else "backlog")
                 if batch:
                     self._begin(progress, batch, now)
                 elif not late and not self._stopped:
@@ -147,6 +165,28 @@ class Desk:
                     self._ready.wait()
                     self._idle -= 1
                     waited = True
+                stopped = self._stopped
+            fail_late(late)
+            if batch or stopped:
+                return batch
+
+    def take_alone(self, progress: Progress) -> Batch | None:
+        """As `take`, for the soloist: a request that has all cores to itself."""
+        while True:
+            with self.lock:
+                now = time.monotonic()
+                late = self._claim_late(now)
+                first = self.backlog.first()
+                alone = first is not None and not self._stopped and self._is_solo(first)
+                batch = self.backlog.take(now, "solo") if alone else None
+                if batch:
+                    self._begin(progress, batch, now)
+                elif not late and not self._stopped:
+                    if first is not None and self._idle:  # what it was woken for has company now
+                        self._ready.notify()
+                    self._solo_idle = True
+                    self._solo_ready.wait()
+                    self._solo_idle = False
                 stopped = self._stopped
             fail_late(late)
             if batch or stopped:
@@ -178,7 +218,8 @@ class Desk:
             progress.since = math.inf
             rows, tokens = len(batch.tickets), sum(ticket.tokens for ticket in batch.tickets)
             fill = self._planner.fill(rows, batch.shape, tokens)
-            self._model.observe((rows, *batch.shape), (computed - began) * 1e6, fill)
+            if progress is not self.solo:
+                self._model.observe((rows, *batch.shape), (computed - began) * 1e6, fill)
             phases = ((made - began) * 1e6, (computed - made) * 1e6, (now - computed) * 1e6)
             padded = self._layout.padded_tokens(rows, batch.shape, tokens)
             number = self.recorder.ran(rows, tokens, padded, phases)
@@ -239,6 +280,7 @@ class Desk:
             abandoned = [each for each in list(self.open) if self._claim(each, Outcome.ABANDONED, now)]
             self._stopped = True
             self._ready.notify_all()
+            self._solo_ready.notify_all()
             self._alarm.notify_all()
         for ticket in abandoned:
             ticket.future.fail(RunnerClosedError("the runner was closed before this request was answered"))

@@ -10,7 +10,7 @@ from mha_deploy.runner.histogram import Histogram, WindowedRecordings
 from mha_deploy.runner.ticket import Outcome
 
 PHASES = ("queue", "batch", "compute", "scatter", "total")
-REASONS = ("idle", "backlog", "aged", "retry")
+REASONS = ("idle", "backlog", "aged", "retry", "solo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,10 @@ class RunnerSnapshot:
     queue or being run. `phases` hold answered requests since the start, `window` those of the last
     `window_s` seconds. `tokens` and `padded_tokens` were computed in batches that ran well;
     `batches` is by their size, `dispatch_reasons` says why a batch began: a worker was idle, a
-    backlog waited for one, a request had waited for too long, or a failed batch's members were
-    tried one by one. `batching` is False where mates `drift` an answer by more than the mode allows, and
-    every request runs alone. `longest_run_s` is how long the oldest run in progress has taken so far.
+    backlog waited for one, a request had waited for too long, a failed batch's members were tried one by
+    one, or the soloist took a request that had every core to itself. `soloist` is how many threads that
+    has, 0 where there is none. `batching` is False where mates `drift` an answer by more than the mode
+    allows, and every request runs alone. `longest_run_s` is how long the oldest run in progress has taken.
     """
 
     name: str
@@ -53,6 +54,7 @@ class RunnerSnapshot:
     batching: bool
     workers: int
     threads: int
+    soloist: int
     received: int
     outcomes: Mapping[str, int]
     outcome_us: Mapping[str, float]

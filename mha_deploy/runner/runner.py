@@ -18,8 +18,9 @@ from typing import Self
 from mha_deploy.bundle import Bundle
 from mha_deploy.errors import BundleError, FeedError, RunnerClosedError
 from mha_deploy.ragged import Request, check_request
-from mha_deploy.runner.calibration import calibrated, noise
+from mha_deploy.runner.calibration import calibrated
 from mha_deploy.runner.cost import CostModel
+from mha_deploy.runner.crew import Soloist
 from mha_deploy.runner.desk import Desk
 from mha_deploy.runner.histogram import WINDOW_S
 from mha_deploy.runner.layout import laid_out
@@ -27,6 +28,7 @@ from mha_deploy.runner.options import DEFAULT_OPTIONS, RunnerOptions
 from mha_deploy.runner.planner import Planner
 from mha_deploy.runner.recorder import RunnerLoad, RunnerSnapshot
 from mha_deploy.runner.ticket import Answer, AnswerFuture, Shape, Ticket
+from mha_deploy.runner.trial import noise
 from mha_deploy.runner.worker import Worker
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
 from mha_deploy.spec import AttentionSpec
@@ -49,9 +51,10 @@ class BatchRunner:
     Every request ends in exactly one outcome, and every caller hears of it.
 
     `open_session(threads)` opens a session of so many threads (0: every core); each worker gets one of
-    its own, of a padded graph or a `PackedSession`. Without a `cost_model`, one is learnt from the runs
-    themselves. Where batch mates `drift` an answer (see `Calibration`) by more than the mode allows,
-    every request runs alone. `warm` lets each session run once, uncounted, before this returns.
+    its own, of a padded graph or a `PackedSession`, and so does the `soloist`, which takes what has all
+    cores to itself. Without a `cost_model`, one is learnt from the runs themselves. Where batch mates
+    `drift` an answer (see `Calibration`) by more than the mode allows, every request runs alone. `warm`
+    lets each session run once, uncounted, before this returns.
     """
 
     def __init__(
@@ -62,23 +65,30 @@ class BatchRunner:
         cost_model: CostModel | None = None,
         *,
         drift: float = 0.0,
+        soloist: Soloist | None = None,
         warm: bool = False,
     ) -> None:
         self.spec, self.options = spec, options
         self._model = cost_model or CostModel(spec, {})
-        opened = [laid_out(session, spec) for session in _opened(open_session, options)]
+        threads = [options.threads] * (options.workers or 1) + ([soloist.threads] if soloist else [])
+        opened = [laid_out(session, spec) for session in _opened(open_session, threads)]
         sessions, self._layout = [session for session, _ in opened], opened[0][1]
         allowed = FAST_DRIFT_EPS * sessions[0].precision.eps if options.mode == "fast" else 0.0
         self._drift, self._alone = drift, drift > allowed and not options.allow_batch_dependent
         self._planner = Planner(spec, self._model, options, self._layout, alone=self._alone)
-        self._desk = Desk(self._planner, self._model, self._layout, options)
+        solo_from_us, self._soloist = (soloist.from_us, soloist.threads) if soloist else (math.inf, 0)
+        self._desk = Desk(self._planner, self._model, self._layout, options, solo_from_us)
         self.name, self.provider = sessions[0].name, sessions[0].provider
         self.signature = self._layout.signature
         self._levels = range(options.priority_levels + 1)
         self._started, self._process = time.monotonic(), os.getpid()
         watch = threading.Thread(target=self._desk.watch, name="mha-deadlines", daemon=True)
         first = noise(self._layout, spec, [_tuned(spec)]) if warm else ()
-        workers = [Worker(each, self._desk, self._layout, i, first) for i, each in enumerate(sessions)]
+        count = options.workers or 1
+        workers = [
+            Worker(each, self._desk, self._layout, i, first, solo=i == count)
+            for i, each in enumerate(sessions)
+        ]
         self._threads = [watch, *workers]
         _running.add(self)
         for thread in self._threads:
@@ -116,11 +126,13 @@ class BatchRunner:
         found = calibrated(bundle, name, placement, options)
 
         def open_session(threads: int) -> Session:
-            return bundle.open_session(name, replace(placement, threads=threads))
+            return bundle.open_session(name, replace(placement, threads=threads, shares=True))
 
         options = replace(options, workers=found.workers, threads=found.threads)
         drift = max(found.drift, found.mixed_drift) if options.mode == "fast" else found.drift
-        return cls(open_session, bundle.spec, options, found.model, drift=drift, warm=True)
+        return cls(
+            open_session, bundle.spec, options, found.model, drift=drift, soloist=found.soloist, warm=True
+        )
 
     def submit(self, request: Request, *, timeout_s: float = math.inf, priority: int = 0) -> Future[Answer]:
         """Queue a request; the future gets its answer, or DeadlineError, RunnerClosedError or what the
@@ -238,7 +250,7 @@ class BatchRunner:
         """How much there is to do at this moment; cheaper than `snapshot`."""
         desk = self._desk
         with desk.lock:
-            backlog, busy = desk.backlog, sum(each.busy for each in desk.progress)
+            backlog, busy = desk.backlog, sum(each.busy for each in (*desk.progress, desk.solo))
             return RunnerLoad(backlog.requests, backlog.tokens, len(desk.open), busy)
 
     def snapshot(self) -> RunnerSnapshot:
@@ -254,6 +266,7 @@ class BatchRunner:
                 batching=not self._alone,
                 workers=len(desk.progress),
                 threads=self.options.threads,
+                soloist=self._soloist,
                 received=recorder.received,
                 outcomes={outcome.value: count for outcome, count in recorder.outcomes.items()},
                 outcome_us={outcome.value: us for outcome, us in recorder.outcome_us.items()},
@@ -262,8 +275,8 @@ class BatchRunner:
                 queued_tokens=backlog.tokens,
                 queued_bytes=backlog.nbytes,
                 queued_work_us=backlog.work_us,
-                busy_workers=sum(each.busy for each in desk.progress),
-                longest_run_s=max(max(0.0, now - each.since) for each in desk.progress),
+                busy_workers=sum(each.busy for each in (*desk.progress, desk.solo)),
+                longest_run_s=max(max(0.0, now - each.since) for each in (*desk.progress, desk.solo)),
                 batches=recorder.batches(),
                 dispatch_reasons=dict(recorder.reasons),
                 tokens=recorder.tokens,
@@ -305,9 +318,9 @@ def _tuned(spec: AttentionSpec) -> Shape:
     return spec.signature.dim(spec.query_axis).opt, spec.signature.dim(spec.key_axis).opt
 
 
-def _opened(open_session: Callable[[int], Session], options: RunnerOptions) -> list[Session]:
-    """A session for each worker, or none left open."""
+def _opened(open_session: Callable[[int], Session], threads: Sequence[int]) -> list[Session]:
+    """A session for each number of threads, or none left open."""
     with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(open_session(options.threads)) for _ in range(options.workers or 1)]
+        found = [stack.enter_context(open_session(each)) for each in threads]
         stack.pop_all()
         return found

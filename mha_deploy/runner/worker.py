@@ -19,23 +19,33 @@ class Worker(threading.Thread):
     """Runs what the desk hands out; no error of a session or of a caller's future ends it.
 
     `first` is run before anything else, if it holds a request, and not counted: a session's first run
-    allocates what later ones use. `warm` is set when that is over, however it ended.
+    allocates what later ones use. `warm` is set when that is over, however it ended. A `solo` one takes
+    only requests that have all cores to themselves.
     """
 
     def __init__(
-        self, session: Session, desk: Desk, layout: Layout, number: int, first: Sequence[Request] = ()
+        self,
+        session: Session,
+        desk: Desk,
+        layout: Layout,
+        number: int,
+        first: Sequence[Request] = (),
+        *,
+        solo: bool = False,
     ) -> None:
         # A session that hangs must not keep the process from ending.
         super().__init__(name=f"mha-worker-{number}", daemon=True)
         self._session, self._desk, self._layout = session, desk, layout
         self._first, self.warm = tuple(first), threading.Event()
-        self._progress = Progress()
-        desk.progress.append(self._progress)
+        self._take = desk.take_alone if solo else desk.take
+        self._progress = desk.solo if solo else Progress()
+        if not solo:
+            desk.progress.append(self._progress)
 
     def run(self) -> None:
         with self._session:
             self._warm_up()
-            while batch := self._desk.take(self._progress):
+            while batch := self._take(self._progress):
                 self._run(batch)
 
     def _warm_up(self) -> None:

@@ -33,6 +33,8 @@ from mha_deploy.signature import Array
 HEAD_LENGTH = "Inference-Header-Content-Length"
 # Work on less than this is done in the event loop: a hop to another thread takes longer.
 _INLINE_JSON, _INLINE_BYTES = 1 << 14, 1 << 20
+# An answer of so many bytes is put together and written at once: copying them takes less than a system call.
+_ONE_WRITE = 1 << 16
 _VERSIONS = ((1, 0), (1, 1))
 # The page loads nothing from anywhere but here.
 _PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
@@ -205,7 +207,7 @@ class HttpFront:
         return [json.dumps(head).encode(), y.reshape(-1).view(np.uint8).data]
 
     async def _send(self, request: BaseRequest, pieces: list[Piece], timing: str) -> StreamResponse:
-        """Hand an answer over, uncopied, within the time that a client has to take it."""
+        """Hand an answer over, uncopied if it is large, within the time that a client has to take it."""
         headers = {
             "Server": SERVER,
             "Server-Timing": timing,
@@ -214,7 +216,9 @@ class HttpFront:
         }
         if len(pieces) > 1:
             headers[HEAD_LENGTH] = str(len(pieces[0]))
-        response = StreamResponse(headers=headers)
+        if sum(map(len, pieces)) <= _ONE_WRITE:
+            pieces = [b"".join(pieces)]
+        response = _Answer(headers=headers)
         if self._model.draining:
             response.force_close()
         await self._deliver(request, response, pieces)
@@ -281,6 +285,12 @@ class HttpFront:
 
     async def _no_control(self, _request: BaseRequest) -> Response:
         raise RequestError("models cannot be loaded or unloaded: this server serves the one it has", 403)
+
+
+class _Answer(StreamResponse):
+    """Its head leaves with the first piece of its body: a write is a system call."""
+
+    _send_headers_immediately = False
 
 
 def _json(value: object, status: int = 200) -> Response:

@@ -190,7 +190,12 @@ class Model:
             "instance_group": [{"name": self.name, "kind": "KIND_AUTO", "count": snapshot.workers}],
             "parameters": {
                 key: {"string_value": str(value)}
-                for key, value in {**dims, "mode": options.mode, "threads": snapshot.threads}.items()
+                for key, value in {
+                    **dims,
+                    "mode": options.mode,
+                    "threads": snapshot.threads,
+                    "soloist_threads": snapshot.soloist,
+                }.items()
             },
         }
 

@@ -124,6 +124,8 @@ def open_inference_session(
     options.intra_op_num_threads = placement.threads or usable_cpus()
     if not spinning:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if placement.shares:
+        options.add_session_config_entry("session.force_spinning_stop", "1")
     if not VNNI & set(cpu_features()):
         # There, products of uint8 and int8 saturate at 16 bits and come out wrong; another kernel, which
         # is the slower one where there is VNNI, does not.

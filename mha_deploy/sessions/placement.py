@@ -16,7 +16,8 @@ class Placement:
     What was asked for is what runs: where the device is not to be had, opening a session raises,
     unless `fallback` names the device that will do ("cpu"); reports show which one ran.
     `cuda_graphs` replays a shape's launches as one, on a GPU. `poison` fills an engine's buffers with
-    NaN before each run, so that what it leaves unwritten shows; verification asks for that.
+    NaN before each run, so that what it leaves unwritten shows; verification asks for that. With `shares`
+    threads that wait for work give their cores up at the end of a run: others have work for them.
 
     Raises:
         SessionError: an unknown device, or threads below 0.
@@ -27,6 +28,7 @@ class Placement:
     fallback: str = ""
     cuda_graphs: bool = False
     poison: bool = False
+    shares: bool = False
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES or self.fallback not in ("", "cpu"):

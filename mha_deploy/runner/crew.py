@@ -1,0 +1,117 @@
+"""Who runs what: so many workers of so many threads, and a soloist where that pays."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from mha_deploy.runner.cost import CostModel, Size
+from mha_deploy.runner.layout import laid_out
+from mha_deploy.runner.options import RunnerOptions
+from mha_deploy.runner.trial import Trial, noise
+from mha_deploy.sessions import Session
+from mha_deploy.spec import AttentionSpec
+
+CREW_S, CREW_ROUNDS = 0.08, 2
+# A crew of fewer workers has to finish more than so many times as much.
+NEAR = 1.25
+SOLOIST_S = 0.25
+# A soloist has to be so many times as fast as a worker, for it may take cores from who comes meanwhile.
+GAIN = 1.3
+
+OpenSession = Callable[[int], Session]
+
+
+@dataclass(frozen=True, slots=True)
+class Soloist:
+    """One more session, of so many `threads`, for a request that has all cores to itself.
+
+    It takes those that would cost a worker `from_us` or more.
+    """
+
+    threads: int
+    from_us: float
+
+    def __post_init__(self) -> None:
+        if type(self.threads) is not int or self.threads < 2 or not 0 <= self.from_us < math.inf:
+            raise ValueError(f"a soloist of {self.threads} threads from {self.from_us} us")
+
+
+def crews(options: RunnerOptions, cores: int) -> list[tuple[int, int]]:
+    """Workers and threads of each that are to be compared; one where the options say."""
+    workers, threads = options.workers, options.threads
+    if workers or threads:
+        return [(workers or max(1, cores // threads), threads or max(1, cores // workers))]
+    return sorted({(cores, 1), (1, cores)})
+
+
+def best_crew(
+    open_session: OpenSession, spec: AttentionSpec, crews: list[tuple[int, int]]
+) -> tuple[int, int]:
+    """The crew that finishes the most requests of the tuned length a second.
+
+    Of two that are near, the one with more workers: a run of several threads waits for the slowest of them,
+    and others, the server's own thread first, want the cores too.
+    """
+    if len(crews) == 1:
+        return crews[0]
+    sizes = (spec.dims[0].min, spec.signature.dim(spec.query_axis).opt, spec.signature.dim(spec.key_axis).opt)
+    done = dict.fromkeys(crews, 0)
+    with contextlib.ExitStack() as stack:
+        teams = {
+            crew: [_Member(stack, open_session(crew[1]), spec) for _ in range(crew[0])] for crew in crews
+        }
+        for _, (crew, team) in itertools.product(range(CREW_ROUNDS), teams.items()):
+            counts = [member.pool.submit(member.runs, sizes) for member in team]
+            done[crew] += sum(count.result() for count in counts)
+    most = max(done.values())
+    return max(crew for crew in crews if done[crew] * NEAR >= most)
+
+
+class _Member:
+    """A session on a thread of its own, as a worker has it."""
+
+    def __init__(self, stack: contextlib.ExitStack, session: Session, spec: AttentionSpec) -> None:
+        self._session, self._layout = laid_out(stack.enter_context(session), spec)
+        self.pool = stack.enter_context(ThreadPoolExecutor(1))
+        self._spec = spec
+
+    def runs(self, size: Size) -> int:
+        """How many runs `CREW_S` seconds hold, after one that does not count."""
+        requests = noise(self._layout, self._spec, [size[1:]] * size[0])
+        feeds = self._layout.feeds(requests, size[1:])
+        self._session.run(feeds)
+        end, count = time.perf_counter() + CREW_S, 0
+        while time.perf_counter() < end:
+            self._session.run(feeds)
+            count += 1
+        return count
+
+
+def soloist(open_session: OpenSession, spec: AttentionSpec, model: CostModel, cores: int) -> Soloist | None:
+    """One of `cores` threads, beside workers of one thread whose costs are in `model`, if it pays.
+
+    None also where its answers differ from a worker's in a bit: which of them runs a request depends on
+    what else there is to do.
+    """
+    rows = min(size[0] for size in model.samples)
+    sizes = sorted((size for size in model.samples if size[0] == rows), key=model.samples.__getitem__)
+    end, pays_from = time.perf_counter() + SOLOIST_S, math.inf
+    with open_session(1) as one, open_session(cores) as many:
+        worker, alone = Trial(one, spec), Trial(many, spec)
+        for size in sizes:
+            requests = noise(alone.layout, spec, [size[1:]] * size[0])
+            if not np.array_equal(alone.run(requests), worker.run(requests), equal_nan=True):
+                return None
+            pays = alone.timed(requests) * GAIN <= model.samples[size]
+            pays_from = min(pays_from, model.samples[size]) if pays else math.inf
+            if time.perf_counter() > end:
+                break
+    return Soloist(cores, pays_from) if pays_from < math.inf else None
