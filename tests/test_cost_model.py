@@ -14,6 +14,7 @@ from mha_deploy.bundle import Bundle
 from mha_deploy.errors import BundleError
 from mha_deploy.runner import BatchRunner, CostModel, RunnerOptions
 from mha_deploy.runner.calibration import FOLDER, calibrate, calibrated, stored
+from mha_deploy.runner.crew import crews
 from mha_deploy.sessions import DEFAULT_PLACEMENT
 
 OPTIONS = RunnerOptions()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mha_deploy.errors import FeedError
-from mha_deploy.ragged import Request, check_request, is_packed, length_names, pack, pad, unpack
+from mha_deploy.ragged import Request, RequestCheck, check_request, is_packed, length_names, pack, pad, unpack
 from mha_deploy.signature import Dim
 from mha_deploy.spec import AttentionSpec
 
@@ -211,3 +211,39 @@ def test_a_request_shorter_than_the_graph_takes_passes_only_where_a_mask_can_say
     else:
         with pytest.raises(FeedError, match=r"request 3 has seq = 1; this block takes seq 5\.\.24"):
             check_request(spec, spec.signature, one, "request 3")
+
+
+def said(check):
+    try:
+        check()
+    except FeedError as error:
+        return str(error)
+    return ""
+
+
+@given(
+    kind=st.sampled_from(["self", "cross"]),
+    mask=st.sampled_from(["none", "padding", "full"]),
+    q_len=st.integers(0, 26),
+    kv_len=st.integers(0, 26),
+    off=st.integers(-1, 1),
+    dtype=st.sampled_from(["float32", ">f4", "float16", "int32"]),
+    own=st.sampled_from(["", "keys", "pairs"]),
+    names=st.sampled_from(["its", "fewer", "more"]),
+)
+def test_the_quick_check_refuses_what_the_long_one_does_and_says_the_same(
+    kind, mask, q_len, kv_len, off, dtype, own, names
+):
+    bounds = [Dim(name, 3, 8, 24) for name in (("seq",) if kind == "self" else ("q_len", "kv_len"))]
+    spec = AttentionSpec(WIDTH, 2, kind=kind, mask=mask, dims=(Dim("batch", 1, 1, 2), *bounds))
+    of = {"x": q_len, "query": q_len, "key": kv_len, "value": kv_len + off}
+    wanted = [tensor.name for tensor in spec.signature.inputs if tensor.is_float]
+    tensors = {name: np.zeros((max(0, of[name]), WIDTH), dtype) for name in wanted}
+    if names == "fewer":
+        del tensors[wanted[-1]]
+    elif names == "more":
+        tensors["other"] = np.zeros((q_len, WIDTH), np.float32)
+    shape = {"": (0,), "keys": (kv_len,), "pairs": (q_len, kv_len)}[own]
+    one = Request(tensors, q_len, kv_len, np.ones(shape, bool))
+    quick = said(lambda: RequestCheck(spec, spec.signature)(one, "request 3"))
+    assert quick == said(lambda: check_request(spec, spec.signature, one, "request 3"))

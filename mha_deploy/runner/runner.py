@@ -17,7 +17,7 @@ from typing import Self
 
 from mha_deploy.bundle import Bundle
 from mha_deploy.errors import BundleError, FeedError, RunnerClosedError
-from mha_deploy.ragged import Request, check_request
+from mha_deploy.ragged import Request, RequestCheck
 from mha_deploy.runner.calibration import calibrated
 from mha_deploy.runner.cost import CostModel
 from mha_deploy.runner.crew import Soloist
@@ -80,6 +80,7 @@ class BatchRunner:
         self._desk = Desk(self._planner, self._model, self._layout, options, solo_from_us)
         self.name, self.provider = sessions[0].name, sessions[0].provider
         self.signature = self._layout.signature
+        self._check = RequestCheck(spec, self.signature)
         self._levels = range(options.priority_levels + 1)
         self._started, self._process = time.monotonic(), os.getpid()
         watch = threading.Thread(target=self._desk.watch, name="mha-deadlines", daemon=True)
@@ -197,7 +198,7 @@ class BatchRunner:
                     f"priority {priority}, timeout {timeout_s} s; expected a priority of 0 (default) or 1 "
                     f"(highest) to {self._levels[-1]}, and a number of seconds"
                 )
-            check_request(self.spec, self.signature, request, called)
+            self._check(request, called)
         except FeedError:
             self._desk.refuse(arrived)
             raise
