@@ -68,7 +68,11 @@ def _shapes(results: Results) -> Iterator[str]:
     names = [name for name, role in results.roles.items() if role in (PEER, REDUCED)]
     yield "## Time over that of the chosen fp32 engine"
     yield ""
-    yield "Above 1 it is slower than `mha-deploy`, below 1 it is faster."
+    yield (
+        "Above 1 it is slower than `mha-deploy`, below 1 it is faster. Of the MatMul ceiling: its FLOP/s over "
+        "those of a plain product of one projection's size, [batch * seq, d_model] by [d_model, d_model], in "
+        "ONNX Runtime, by the same rule as any ratio."
+    )
     yield ""
     heads = ["batch x seq", *names, "mha-deploy, of the MatMul ceiling"]
     for d_model, cells in _by_size(list(results.cells(ragged=False))):
