@@ -69,9 +69,9 @@ def _shapes(results: Results) -> Iterator[str]:
     yield "## Time over that of the chosen fp32 engine"
     yield ""
     yield (
-        "Above 1 it is slower than `mha-deploy`, below 1 it is faster. Of the MatMul ceiling: its FLOP/s over "
-        "those of a plain product of one projection's size, [batch * seq, d_model] by [d_model, d_model], in "
-        "ONNX Runtime, by the same rule as any ratio."
+        "Above 1 it is slower than `mha-deploy`, below 1 it is faster. Of the MatMul ceiling: its FLOP/s "
+        "over those of a plain product of one projection's size, [batch * seq, d_model] by "
+        "[d_model, d_model], in ONNX Runtime, by the same rule as any ratio."
     )
     yield ""
     heads = ["batch x seq", *names, "mha-deploy, of the MatMul ceiling"]
