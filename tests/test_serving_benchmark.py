@@ -44,7 +44,6 @@ DATA = {
         "seconds": 10.0,
         "tolerance": 0.05,
         "d_model": 768,
-        "generator": "with real-time priority, so that a busy server does not make it late",
     },
     "variants_tried_per_s": {"triton": {"plain": 400.0, "batched": 390.0}},
     "missing": {},

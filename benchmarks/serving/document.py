@@ -41,7 +41,7 @@ def written(data: Mapping[str, Any]) -> tuple[str, bool]:
         f"send and every request answered; lengths {conditions['lengths']}, d_model "
         f"{conditions['d_model']}, by bisection to {conditions['tolerance']:.0%}, trials of "
         f"{conditions['seconds']:g} s. Systems take turns, each started anew; the load generator runs on the "
-        f"same cores, {conditions['generator']}, alike for all. Peers run the better of their two variants.",
+        "same cores, alike for all. Peers run the better of their two variants.",
         "",
         *_rate_table(rates),
         "",

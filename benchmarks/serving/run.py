@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
 import tempfile
@@ -48,7 +47,6 @@ def main() -> int:
     """Measure, write, and say whether the targets were met."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     options = _options()
-    priority = _first_in_line()
     bundle = exported()
     checker = ReferenceChecker(bundle)
     search = _Search(bundle, checker, options.seconds, options.p99_ms, options.tolerance)
@@ -81,7 +79,6 @@ def main() -> int:
             "seconds": options.seconds,
             "tolerance": options.tolerance,
             "d_model": bundle.spec.d_model,
-            "generator": priority,
         },
         "variants_tried_per_s": tried,
         "missing": missing,
@@ -106,16 +103,6 @@ def _options() -> argparse.Namespace:
     if unknown or options.rounds < 1:
         parser.error(f"peers are {', '.join(NAMES)}; rounds at least 1")
     return options
-
-
-def _first_in_line() -> str:
-    """The load generator runs as soon as it has something to do, as on a machine of its own; what it starts
-    runs as usual. How it runs then: it takes a privilege."""
-    try:
-        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-    except (AttributeError, PermissionError):
-        return "as any other process"
-    return "with real-time priority, so that a busy server does not make it late"
 
 
 class _Search:

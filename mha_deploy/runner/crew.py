@@ -22,7 +22,7 @@ from mha_deploy.spec import AttentionSpec
 CREW_S, CREW_ROUNDS = 0.08, 2
 # A crew of fewer workers has to finish more than so many times as much.
 NEAR = 1.25
-SOLOIST_S = 0.25
+SOLOIST_S = 0.4
 # A soloist has to be so many times as fast as a worker, for it may take cores from who comes meanwhile.
 GAIN = 1.3
 
@@ -110,7 +110,8 @@ def soloist(open_session: OpenSession, spec: AttentionSpec, model: CostModel, co
             requests = noise(alone.layout, spec, [size[1:]] * size[0])
             if not np.array_equal(alone.run(requests), worker.run(requests), equal_nan=True):
                 return None
-            pays = alone.timed(requests) * GAIN <= model.samples[size]
+            # What has all cores to itself comes after a while in which there was nothing to do.
+            pays = alone.timed_after_idling(requests) * GAIN <= worker.timed_after_idling(requests)
             pays_from = min(pays_from, model.samples[size]) if pays else math.inf
             if time.perf_counter() > end:
                 break

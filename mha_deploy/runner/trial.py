@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ from mha_deploy.signature import Array
 from mha_deploy.spec import AttentionSpec
 
 RUNS_A_CELL = 3
+RUNS_AFTER_IDLING, IDLE_S = 5, 0.01
 # A prime number of values, so that rows cut from it, each so many values further on, differ.
 _NOISE: Array = np.random.default_rng(0).standard_normal(65521)
 _STRIDE = 7919
@@ -33,6 +35,19 @@ class Trial:
         shapes = [self.layout.shape(request) for request in requests]
         longest = (max(q for q, _ in shapes), max(kv for _, kv in shapes))
         return self.layout.answers(self._session.run(self.layout.feeds(requests, longest))["y"], requests)
+
+    def timed_after_idling(self, requests: Sequence[Request]) -> float:
+        """Microseconds of a run that nothing went before for a while: the median of a few.
+
+        Threads have then to be woken and caches to be filled, and how long that takes varies.
+        """
+        times = []
+        for _ in range(RUNS_AFTER_IDLING):
+            time.sleep(IDLE_S)
+            begin = time.perf_counter()
+            self.run(requests)
+            times.append((time.perf_counter() - begin) * 1e6)
+        return statistics.median(times)
 
     def timed(self, requests: Sequence[Request]) -> float:
         """Microseconds of a run, after one that does not count.
