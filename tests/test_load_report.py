@@ -162,6 +162,13 @@ def test_a_rate_that_the_generator_cannot_send_does_not_hold_and_is_told_apart()
     assert found.limited_by_generator
 
 
+def test_a_lag_that_is_small_beside_the_target_is_part_of_the_latency_and_no_more():
+    late = report(steady(5.0, lag_ms=1.5))
+    assert not late.valid
+    assert find_rate(lambda _: late, ALONE, 20.0, tolerance=1e9).trials[0].held
+    assert "sent late" in find_rate(lambda _: late, ALONE, 14.0, tolerance=1e9).trials[0].why_not
+
+
 def test_a_search_in_which_nothing_holds_ends_and_says_so():
     found = find_rate(capacity(0.0), ALONE, 20.0)
     assert (found.rate_per_s, found.passed) == (0.0, False)

@@ -276,6 +276,7 @@ def test_of_two_members_the_larger_budget_counts_and_one_depending_on_its_batch_
 def test_sizes_go_from_short_to_long_and_none_is_out_of_range():
     assert default_sizes(load_spec("minilm-l6-v2")) == [
         {"batch": 1, "seq": 16},
+        {"batch": 8, "seq": 16},
         {"batch": 1, "seq": 128},
         {"batch": 8, "seq": 128},
         {"batch": 1, "seq": 512},

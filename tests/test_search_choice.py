@@ -92,6 +92,12 @@ def test_a_second_engine_has_to_be_worth_it():
     assert choose(sizes, ["a", "b"]).single
 
 
+def test_a_second_engine_is_worth_it_where_one_for_all_is_far_behind_at_some_size():
+    long = [Size(length, {"a": 1.0, "b": 1.1}) for length in (64, 128, 256, 512, 1024)]
+    assert choose([Size(16, {"a": 1.15, "b": 1.0}), *long], ["a", "b"]) == Route("b", "a", 16)
+    assert choose([Size(16, {"a": 1.05, "b": 1.0}), *long], ["a", "b"]) == Route("a", "a")
+
+
 RATIOS = st.lists(
     st.tuples(st.integers(1, 4), *[st.floats(1.0, 4.0) for _ in range(3)]), min_size=1, max_size=5
 )

@@ -9,9 +9,12 @@ from typing import Any
 
 # A second engine, or one that is less simple, has to be faster by more than this.
 MARGIN = 0.03
+# Two engines are also worth it where the size at which one for all fares worst gains more than this.
+WORST_MARGIN = 0.1
 RULE = (
     f"chosen: the least geometric mean of time over the fastest one's, over all sizes; a simpler candidate "
-    f"stays unless the other is more than {MARGIN:.0%} faster, and so does one for all sizes"
+    f"stays unless the other is more than {MARGIN:.0%} faster, and so does one for all sizes, unless two "
+    f"are more than {WORST_MARGIN:.0%} faster where it fares worst"
 )
 
 
@@ -59,7 +62,9 @@ def choose(sizes: Sequence[Size], names: Sequence[str]) -> Route:
     if not pairs:
         return best
     two = _simplest(pairs, sizes)
-    return two if _cost(two, sizes) * (1 + MARGIN) < _cost(best, sizes) else best
+    faster = _cost(two, sizes) * (1 + MARGIN) < _cost(best, sizes)
+    evener = _worst(two, sizes) * (1 + WORST_MARGIN) < _worst(best, sizes)
+    return two if faster or (evener and _cost(two, sizes) < _cost(best, sizes)) else best
 
 
 def _simplest(routes: Sequence[Route], sizes: Sequence[Size]) -> Route:
@@ -70,3 +75,7 @@ def _simplest(routes: Sequence[Route], sizes: Sequence[Size]) -> Route:
 
 def _cost(route: Route, sizes: Sequence[Size]) -> float:
     return math.exp(sum(math.log(size.ratios[route.at(size.length)]) for size in sizes) / len(sizes))
+
+
+def _worst(route: Route, sizes: Sequence[Size]) -> float:
+    return max(size.ratios[route.at(size.length)] for size in sizes)
