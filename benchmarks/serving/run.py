@@ -51,7 +51,7 @@ def main() -> int:
     checker = ReferenceChecker(bundle)
     search = _Search(bundle, checker, options.seconds, options.p99_ms, options.tolerance)
     lone = overhead.measure(options.overhead_rounds, usable_cpus())
-    chosen, missing, tried = [System(OURS, "default")], {}, {}
+    chosen, missing, tried = [System(OURS, "default"), System(OURS, "packed")], {}, {}
     for name in options.peers.split(","):
         reason = prepare(name)
         found: dict[str, float] = {}

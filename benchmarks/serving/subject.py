@@ -19,6 +19,6 @@ SPEC = AttentionSpec(
 
 
 def exported() -> Bundle:
-    """Its bundle, exported anew: one that lies there holds a calibration of another hour, with other
-    neighbours. Random weights do for a speed."""
-    return export(SPEC, FOLDER)
+    """Its bundle in both layouts, exported anew: one that lies there holds a calibration of another hour,
+    with other neighbours. Random weights do for a speed."""
+    return export(SPEC, FOLDER, layout="packed")

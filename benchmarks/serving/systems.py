@@ -86,13 +86,16 @@ def encoding_of(name: str, width: int) -> Encoding:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A server and one way to run it: `variant` is "plain" or "batched"; ours has one, "default"."""
+    """A server and one way to run it: `variant` is "plain" or "batched", and of ours "default" or "packed".
+
+    Packed, ours runs the same weights in its packed layout, with requests of any lengths in a batch.
+    """
 
     name: str
     variant: str
 
     def __str__(self) -> str:
-        return self.name if self.name == OURS else f"{self.name} ({self.variant})"
+        return self.name if self.variant == "default" else f"{self.name} ({self.variant})"
 
 
 def prepare(name: str) -> str:
@@ -130,7 +133,8 @@ def free_port() -> int:
 def command_of(system: System, bundle: Path, port: int) -> list[str]:
     """What starts it."""
     if system.name == OURS:
-        return [sys.executable, "-m", "mha_deploy", "serve", str(bundle), "--port", str(port)]
+        packed = ["--artifact", "packed", "--mode", "fast"] if system.variant == "packed" else []
+        return [sys.executable, "-m", "mha_deploy", "serve", str(bundle), "--port", str(port), *packed]
     python = ENVIRONMENTS / system.name / "bin" / "python"
     serve = PEERS / system.name / "serve.py"
     model = str((bundle / "model.onnx").resolve())

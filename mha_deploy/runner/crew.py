@@ -24,7 +24,7 @@ CREW_S, CREW_ROUNDS = 0.08, 2
 NEAR = 1.25
 SOLOIST_S = 0.4
 # A soloist has to be so many times as fast as a worker, for it may take cores from who comes meanwhile.
-GAIN = 1.3
+GAIN = 1.1
 
 OpenSession = Callable[[int], Session]
 
