@@ -1,6 +1,6 @@
 """Run the suite: python -m benchmarks.attention.run [--quick] [--only NAME,...] [--tables FILE]
 
-The first run installs the contestants (minutes). A full run then measures for up to 20 minutes on two cores
+The first run installs the contestants (minutes). A full run then takes half an hour and more on two cores
 and writes benchmarks/results/attention.json and docs/benchmarks.md; a quick one takes few shapes and
 writes quick.json and quick.md in benchmarks/attention/.work.
 """

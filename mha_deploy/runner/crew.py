@@ -53,26 +53,26 @@ def crews(options: RunnerOptions, cores: int) -> list[tuple[int, int]]:
 
 
 def best_crew(
-    open_session: OpenSession, spec: AttentionSpec, crews: list[tuple[int, int]]
+    open_session: OpenSession, spec: AttentionSpec, possible: list[tuple[int, int]]
 ) -> tuple[int, int]:
     """The crew that finishes the most requests of the tuned length a second.
 
     Of two that are near, the one with more workers: a run of several threads waits for the slowest of them,
     and others, the server's own thread first, want the cores too.
     """
-    if len(crews) == 1:
-        return crews[0]
+    if len(possible) == 1:
+        return possible[0]
     sizes = (spec.dims[0].min, spec.signature.dim(spec.query_axis).opt, spec.signature.dim(spec.key_axis).opt)
-    done = dict.fromkeys(crews, 0)
+    done = dict.fromkeys(possible, 0)
     with contextlib.ExitStack() as stack:
         teams = {
-            crew: [_Member(stack, open_session(crew[1]), spec) for _ in range(crew[0])] for crew in crews
+            crew: [_Member(stack, open_session(crew[1]), spec) for _ in range(crew[0])] for crew in possible
         }
         for _, (crew, team) in itertools.product(range(CREW_ROUNDS), teams.items()):
             counts = [member.pool.submit(member.runs, sizes) for member in team]
             done[crew] += sum(count.result() for count in counts)
     most = max(done.values())
-    return max(crew for crew in crews if done[crew] * NEAR >= most)
+    return max(crew for crew in possible if done[crew] * NEAR >= most)
 
 
 class _Member:
