@@ -70,6 +70,12 @@ class AttentionNode:
         return self.left_window >= 0 or self.right_window >= 0
 
     @property
+    def has_more(self) -> bool:
+        """Whether it has a cache, lengths of its keys, or other results that anybody reads."""
+        more = (self.past_key, self.lengths, self.present_key, self.present_value, self.scores)
+        return any(more)
+
+    @property
     def sequence_axis(self) -> int:
         return 2 if self.rank == 4 else 1
 

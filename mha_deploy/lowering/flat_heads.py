@@ -80,7 +80,7 @@ class _Graph:
         attention = read_attention(node, self.opset, self.infos, self.read)
         flat = [self._before(tensor) for tensor in (attention.q, attention.k, attention.v)]
         merged = self._after(attention)
-        if attention.rank == 3 or _has_more(attention) or not all(flat) or not merged:
+        if attention.rank == 3 or attention.has_more or not all(flat) or not merged:
             return []
         node.input[:3] = flat
         self.makers[merged].output[0] = f"{merged}/unread"
@@ -122,11 +122,6 @@ class _Graph:
             and all(isinstance(size, int) for size in other[2:])
             and one[2] == int(other[2]) * int(other[3])
         )
-
-
-def _has_more(attention: AttentionNode) -> bool:
-    a = attention
-    return bool(a.past_key or a.lengths or a.present_key or a.present_value or a.scores)
 
 
 def _turns(node: NodeProto) -> bool:
