@@ -8,54 +8,15 @@ import numpy as np
 import onnx
 import pytest
 from conftest import small_spec
+from exported_blocks import BLOCKS, drawn, exported, rewritten_answers
 
-from mha_deploy.attention import MultiHeadAttention
 from mha_deploy.bundle import CANONICAL
-from mha_deploy.graph import write_graph
-from mha_deploy.lowering import flatten_heads, fuse_projections, whole_attention
-from mha_deploy.onnx_files import check_graph
-from mha_deploy.sessions import Placement
-from mha_deploy.sessions.onnx_runtime import OnnxRuntimeSession
+from mha_deploy.lowering import flash_attention, flatten_heads, fuse_projections, whole_attention
 
-BLOCKS = {
-    "as the demo's": {},
-    "fewer key/value heads": {"num_kv_heads": 2},
-    "without bias": {"bias": ()},
-    "bias at query and value": {"bias": ("query", "value")},
-    "causal, norm before": {"causal": True, "norm": "pre"},
-    "full mask": {"mask": "full"},
-    "no mask": {"mask": "none"},
-}
+LOWERINGS = (fuse_projections, flatten_heads, whole_attention, flash_attention)
 
 
-def exported(folder, spec):
-    write_graph(MultiHeadAttention(spec), spec.signature, folder / "model.onnx")
-    return onnx.load(str(folder / "model.onnx"))
-
-
-def answers(path, spec, feeds):
-    with OnnxRuntimeSession(path, spec.signature, placement=Placement(threads=1)) as session:
-        return session.run(feeds)["y"]
-
-
-def drawn(spec, random, sizes):
-    return {
-        tensor.name: random.standard_normal(spec.signature.shape(tensor, sizes), np.float32)
-        if tensor.is_float
-        else random.random(spec.signature.shape(tensor, sizes)) < 0.8
-        for tensor in spec.signature.inputs
-    }
-
-
-def rewritten_answers(lowering, folder, spec, feeds):
-    """The graph's answers, and those of what `lowering` made of it."""
-    lowered = lowering(exported(folder, spec)).model
-    onnx.save(lowered, folder / "lowered.onnx")
-    check_graph(folder / "lowered.onnx", spec.signature)
-    return [answers(folder / f"{each}.onnx", spec, feeds) for each in ("model", "lowered")]
-
-
-@pytest.mark.parametrize("lowering", [fuse_projections, flatten_heads, whole_attention])
+@pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("name", BLOCKS)
 def test_the_rewritten_graph_answers_as_its_source(name, lowering, tmp_path, random):
     spec = dataclasses.replace(small_spec(), **BLOCKS[name])
@@ -64,7 +25,7 @@ def test_the_rewritten_graph_answers_as_its_source(name, lowering, tmp_path, ran
     np.testing.assert_allclose(other, one, rtol=0, atol=2e-6 * np.abs(one).max())
 
 
-@pytest.mark.parametrize("lowering", [flatten_heads, whole_attention])
+@pytest.mark.parametrize("lowering", LOWERINGS[1:])
 def test_a_row_in_which_nothing_is_kept_and_nan_where_nobody_looks_are_as_in_the_source(
     lowering, tmp_path, random
 ):
@@ -135,7 +96,7 @@ def test_three_products_become_one_and_the_step_names_them(small_bundle):
     assert not names & {"query.bias", "key.bias", "value.bias"}
 
 
-@pytest.mark.parametrize("lowering", [fuse_projections, flatten_heads, whole_attention])
+@pytest.mark.parametrize("lowering", LOWERINGS)
 def test_the_source_is_left_as_it_was(lowering, small_bundle):
     model = onnx.load(str(small_bundle.artifact(CANONICAL).path(small_bundle.folder)))
     before = model.SerializeToString()
