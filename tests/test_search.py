@@ -280,6 +280,7 @@ def test_sizes_go_from_short_to_long_and_none_is_out_of_range():
         {"batch": 8, "seq": 16},
         {"batch": 1, "seq": 128},
         {"batch": 8, "seq": 128},
+        {"batch": 1, "seq": 256},
         {"batch": 1, "seq": 512},
     ]
     assert default_sizes(small_spec())[-1] == {"batch": 1, "seq": 64}

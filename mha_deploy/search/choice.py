@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# A second engine, or one that is less simple, has to be faster by more than this.
+# Nearer to each other than this two candidates are alike, and the simpler one stays.
+ALIKE = 0.01
+# A second engine, which takes memory of its own, has to gain more than this.
 MARGIN = 0.03
-# Two engines are also worth it where the size at which one for all fares worst gains more than this.
-WORST_MARGIN = 0.1
 RULE = (
-    f"chosen: the least geometric mean of time over the fastest one's, over all sizes; a simpler candidate "
-    f"stays unless the other is more than {MARGIN:.0%} faster, and so does one for all sizes, unless two "
-    f"are more than {WORST_MARGIN:.0%} faster where it fares worst"
+    "chosen: the least geometric mean of time over the fastest one's, over all sizes; the simpler of two "
+    f"within {ALIKE:.0%}; two engines, one for short inputs and one for long ones, where they are more than "
+    f"{MARGIN:.0%} faster than one for all, on the whole or where that fares worst"
 )
 
 
@@ -63,13 +63,13 @@ def choose(sizes: Sequence[Size], names: Sequence[str]) -> Route:
         return best
     two = _simplest(pairs, sizes)
     faster = _cost(two, sizes) * (1 + MARGIN) < _cost(best, sizes)
-    evener = _worst(two, sizes) * (1 + WORST_MARGIN) < _worst(best, sizes)
+    evener = _worst(two, sizes) * (1 + MARGIN) < _worst(best, sizes)
     return two if faster or (evener and _cost(two, sizes) < _cost(best, sizes)) else best
 
 
 def _simplest(routes: Sequence[Route], sizes: Sequence[Size]) -> Route:
-    """The first within the margin of the fastest."""
-    limit = (1 + MARGIN) * min(_cost(route, sizes) for route in routes)
+    """The first that is like the fastest."""
+    limit = (1 + ALIKE) * min(_cost(route, sizes) for route in routes)
     return next(route for route in routes if _cost(route, sizes) <= limit)
 
 

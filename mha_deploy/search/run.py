@@ -108,9 +108,11 @@ def optimize(
 
 
 def default_sizes(spec: AttentionSpec) -> list[dict[str, int]]:
-    """A short request and a batch of such, one and a batch of the size to tune for, and the longest one.
+    """A short request and a batch of such, one and a batch of the size to tune for, the longest one, and
+    one between.
 
-    Of short ones a batch too: an engine that is fast for one need not be for many.
+    Of short ones a batch too: an engine that is fast for one need not be for many. One between, since
+    where a second engine begins to pay can only be told at a length that was measured.
     """
     batch = spec.dims[0]
 
@@ -126,6 +128,7 @@ def default_sizes(spec: AttentionSpec) -> list[dict[str, int]]:
         sizes(batch.opt, short),
         sizes(1, lambda opt, _most: opt),
         sizes(batch.opt, lambda opt, _most: opt),
+        sizes(1, lambda opt, most: math.isqrt(opt * most)),
         sizes(1, lambda _opt, most: most),
     ]
     return list({describe(each): each for each in wanted}.values())
