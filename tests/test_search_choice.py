@@ -98,6 +98,15 @@ def test_a_second_engine_is_worth_it_where_one_for_all_is_far_behind_at_some_siz
     assert choose([Size(16, {"a": 1.02, "b": 1.0}), *long], ["a", "b"]) == Route("a", "a")
 
 
+def test_the_border_lies_where_it_costs_least_however_little_that_is():
+    sizes = [
+        Size(16, {"a": 1.0, "b": 1.1}),
+        Size(128, {"a": 1.0, "b": 1.004}),
+        Size(512, {"a": 1.2, "b": 1.0}),
+    ]
+    assert choose(sizes, ["a", "b"]) == Route("a", "b", 128)
+
+
 RATIOS = st.lists(
     st.tuples(st.integers(1, 4), *[st.floats(1.0, 4.0) for _ in range(3)]), min_size=1, max_size=5
 )

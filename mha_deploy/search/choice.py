@@ -61,7 +61,7 @@ def choose(sizes: Sequence[Size], names: Sequence[str]) -> Route:
     ]
     if not pairs:
         return best
-    two = _simplest(pairs, sizes)
+    two = min(pairs, key=lambda pair: _cost(pair, sizes))  # of two engines none is simple
     faster = _cost(two, sizes) * (1 + MARGIN) < _cost(best, sizes)
     evener = _worst(two, sizes) * (1 + MARGIN) < _worst(best, sizes)
     return two if faster or (evener and _cost(two, sizes) < _cost(best, sizes)) else best
