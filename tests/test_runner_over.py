@@ -11,8 +11,10 @@ from runner_blocks import SELF, Cheap, request
 from mha_deploy.bundle import Bundle
 from mha_deploy.errors import BundleError
 from mha_deploy.manifest import update
+from mha_deploy.ragged import Request
 from mha_deploy.runner import BatchRunner, RunnerOptions
 from mha_deploy.runner.calibration import calibrate
+from mha_deploy.sessions import Placement
 from mha_deploy.sessions.fake import FakeSession
 
 ONE = RunnerOptions(workers=1, threads=1)
@@ -55,6 +57,27 @@ def test_serve_refuses_it_with_one_line_and_says_what_to_do(dependent, cli):
     result = cli("serve", dependent.folder, "--port", 0)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert "--allow-batch-dependent" in result.stderr
+
+
+@pytest.mark.parametrize(("threads", "opened"), [(1, 1), (2, 3)])
+def test_workers_of_one_thread_run_over_one_set_of_weights(small_bundle, threads, opened):
+    seen = []
+
+    def open_session(wanted):
+        seen.append(wanted)
+        return small_bundle.open_session(placement=Placement(threads=wanted))
+
+    random, lengths = np.random.default_rng(0), (5, 9, 33) * 20
+    xs = [random.standard_normal((length, small_bundle.spec.d_model), np.float32) for length in lengths]
+    options = RunnerOptions(workers=3, threads=threads)
+    with BatchRunner(open_session, small_bundle.spec, options) as runner:
+        futures = runner.submit_all([Request({"x": x}, len(x), len(x)) for x in xs])
+        answers = [future.result(30).y for future in futures]
+    with small_bundle.open_session(placement=Placement(threads=threads)) as alone:
+        for x, answer in zip(xs, answers, strict=True):
+            feeds = {"x": x[None], "mask": np.ones((1, len(x)), bool)}
+            np.testing.assert_array_equal(answer, alone.run(feeds)["y"][0])
+    assert seen == [threads] * opened
 
 
 def test_a_scale_for_the_whole_batch_shows_where_it_is_allowed_and_nowhere_else():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -149,6 +150,53 @@ def test_a_second_thread_is_refused(session):
     thread.start()
     thread.join()
     assert "belongs to another thread; open one per thread" in caught[0]
+
+
+def on_another_thread(session, given):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(session.run, given).result()["y"]
+
+
+SHARED = {
+    "onnxruntime": lambda bundle: bundle.open_session(placement=Placement(threads=1)),
+    "routed": lambda bundle: RoutedSession(*map(SHARED["onnxruntime"], [bundle] * 2), up_to_length=4),
+}
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_a_session_for_another_thread_answers_bit_for_bit_and_outlives_the_first(small_bundle, kind):
+    with SHARED[kind](small_bundle) as first:
+        right = first.run(feeds())["y"]
+        another = first.for_another_thread()
+    with another:
+        np.testing.assert_array_equal(on_another_thread(another, feeds()), right)
+        with pytest.raises(SessionError, match="belongs to another thread"):
+            another.run(feeds())
+    with pytest.raises(SessionError, match="is closed"):
+        first.run(feeds())
+
+
+def test_two_threads_at_once_over_one_set_of_weights_answer_as_one_alone(small_bundle):
+    sizes = [(1, 3), (2, 64), (6, 17), (1, 64)]
+    with SHARED["onnxruntime"](small_bundle) as first, first.for_another_thread() as second:
+        right = [SHARED["onnxruntime"](small_bundle).run(feeds(*size))["y"] for size in sizes]
+        begin = threading.Barrier(2)
+
+        def runs(session):
+            begin.wait()
+            return [session.run(feeds(*size))["y"] for size in sizes * 50]
+
+        with ThreadPoolExecutor(2) as pool:
+            both = list(pool.map(runs, (first, second)))
+    for answers in both:
+        for answer, expected in zip(answers, right * 50, strict=True):
+            np.testing.assert_array_equal(answer, expected)
+
+
+def test_what_has_threads_or_memory_of_its_own_is_opened_for_each_thread(small_bundle, tmp_path):
+    for kind in ("onnxruntime", "onnxruntime-bound", "torch-eager", "tensorrt-fake", "routed"):
+        with open_runtime(kind, small_bundle, tmp_path) as session:
+            assert session.for_another_thread() is None, kind
 
 
 @pytest.mark.parametrize(

@@ -66,13 +66,24 @@ def best_crew(
     done = dict.fromkeys(possible, 0)
     with contextlib.ExitStack() as stack:
         teams = {
-            crew: [_Member(stack, open_session(crew[1]), spec) for _ in range(crew[0])] for crew in possible
+            crew: [_Member(stack, session, spec) for session in opened(open_session, *crew)]
+            for crew in possible
         }
         for _, (crew, team) in itertools.product(range(CREW_ROUNDS), teams.items()):
             counts = [member.pool.submit(member.runs, sizes) for member in team]
             done[crew] += sum(count.result() for count in counts)
     most = max(done.values())
     return max(crew for crew in possible if done[crew] * NEAR >= most)
+
+
+def opened(open_session: OpenSession, workers: int, threads: int) -> list[Session]:
+    """A session for each worker, or none left open; over one set of weights where the runtime can."""
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(open_session(threads))]
+        while len(found) < workers:
+            found.append(stack.enter_context(found[0].for_another_thread() or open_session(threads)))
+        stack.pop_all()
+        return found
 
 
 class _Member:

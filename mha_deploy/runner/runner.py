@@ -9,7 +9,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from types import TracebackType
@@ -20,7 +20,7 @@ from mha_deploy.errors import BundleError, FeedError, RunnerClosedError
 from mha_deploy.ragged import Request, RequestCheck
 from mha_deploy.runner.calibration import calibrated
 from mha_deploy.runner.cost import CostModel
-from mha_deploy.runner.crew import Soloist
+from mha_deploy.runner.crew import OpenSession, Soloist, opened
 from mha_deploy.runner.desk import Desk
 from mha_deploy.runner.histogram import WINDOW_S
 from mha_deploy.runner.layout import laid_out
@@ -51,15 +51,16 @@ class BatchRunner:
     Every request ends in exactly one outcome, and every caller hears of it.
 
     `open_session(threads)` opens a session of so many threads (0: every core); each worker gets one of
-    its own, of a padded graph or a `PackedSession`, and so does the `soloist`, which takes what has all
-    cores to itself. Without a `cost_model`, one is learnt from the runs themselves. Where batch mates
-    `drift` an answer (see `Calibration`) by more than the mode allows, every request runs alone. `warm`
-    lets each session run once, uncounted, before this returns.
+    its own, over one set of weights where the runtime can, of a padded graph or a `PackedSession`; and so
+    does the `soloist`, which takes what has all cores to itself. Without a `cost_model`, one is learnt
+    from the runs themselves. Where batch mates `drift` an answer (see `Calibration`) by more than the
+    mode allows, every request runs alone. `warm` lets each session run once, uncounted, before this
+    returns.
     """
 
     def __init__(
         self,
-        open_session: Callable[[int], Session],
+        open_session: OpenSession,
         spec: AttentionSpec,
         options: RunnerOptions = DEFAULT_OPTIONS,
         cost_model: CostModel | None = None,
@@ -70,9 +71,9 @@ class BatchRunner:
     ) -> None:
         self.spec, self.options = spec, options
         self._model = cost_model or CostModel(spec, {})
-        threads = [options.threads] * (options.workers or 1) + ([soloist.threads] if soloist else [])
-        opened = [laid_out(session, spec) for session in _opened(open_session, threads)]
-        sessions, self._layout = [session for session, _ in opened], opened[0][1]
+        count = options.workers or 1
+        laid = [laid_out(each, spec) for each in _opened(open_session, count, options.threads, soloist)]
+        sessions, self._layout = [session for session, _ in laid], laid[0][1]
         allowed = FAST_DRIFT_EPS * sessions[0].precision.eps if options.mode == "fast" else 0.0
         self._drift, self._alone = drift, drift > allowed and not options.allow_batch_dependent
         self._planner = Planner(spec, self._model, options, self._layout, alone=self._alone)
@@ -85,7 +86,6 @@ class BatchRunner:
         self._started, self._process = time.monotonic(), os.getpid()
         watch = threading.Thread(target=self._desk.watch, name="mha-deadlines", daemon=True)
         first = noise(self._layout, spec, [_tuned(spec)]) if warm else ()
-        count = options.workers or 1
         workers = [
             Worker(each, self._desk, self._layout, i, first, solo=i == count)
             for i, each in enumerate(sessions)
@@ -319,9 +319,11 @@ def _tuned(spec: AttentionSpec) -> Shape:
     return spec.signature.dim(spec.query_axis).opt, spec.signature.dim(spec.key_axis).opt
 
 
-def _opened(open_session: Callable[[int], Session], threads: Sequence[int]) -> list[Session]:
-    """A session for each number of threads, or none left open."""
+def _opened(open_session: OpenSession, workers: int, threads: int, soloist: Soloist | None) -> list[Session]:
+    """The workers' sessions and the soloist's, or none left open."""
     with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(open_session(each)) for each in threads]
+        found = [stack.enter_context(session) for session in opened(open_session, workers, threads)]
+        if soloist:
+            found.append(stack.enter_context(open_session(soloist.threads)))
         stack.pop_all()
         return found

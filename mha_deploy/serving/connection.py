@@ -21,14 +21,15 @@ _REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503:
 
 class Connection(RequestHandler):
     """A request's head must arrive within `limits.header_s` and `limits.header_bytes`, counted from its
-    first byte; there are at most `limits.connections` at once.
+    first byte; there are at most `limits.connections` at once. Who does not take what is written to it
+    within `limits.write_s` is dropped.
 
     A client that ends its side has left, and what it asked for is cancelled. One that only ended its sending
     (half-closed, as HTTP/1.1 allows) shows the same end of file, and nothing else tells them apart until an
     answer was written: to serve it, all work of clients that left would have to be done too.
     """
 
-    __slots__ = ("_body", "_head_bytes", "_head_timer", "_limits")
+    __slots__ = ("_body", "_head_bytes", "_head_timer", "_limits", "_write_timer")
 
     def __init__(self, manager: Server, loop: asyncio.AbstractEventLoop, limits: Limits) -> None:
         super().__init__(
@@ -45,6 +46,7 @@ class Connection(RequestHandler):
         self._limits, self._head_bytes = limits, 0
         self._body: StreamReader | None = None
         self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         manager = self._manager
@@ -54,7 +56,26 @@ class Connection(RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._head_ended()
+        self._write_ended()
         super().connection_lost(exc)
+
+    # A timer for each answer would cost everybody; what does not fit the socket waits, and is timed.
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self._loop.call_later(self._limits.write_s, self._write_late)
+
+    def resume_writing(self) -> None:
+        self._write_ended()
+        super().resume_writing()
+
+    def _write_late(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _write_ended(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def data_received(self, data: bytes) -> None:
         in_body = self._body is not None and not self._body.is_eof()

@@ -55,7 +55,7 @@ def split(spec: AttentionSpec, tensors: Mapping[str, Array]) -> Rows:
     query, key = ("x", "x") if spec.kind == "self" else ("query", "key")
     batch, q_len, kv_len = data[query].shape[0], data[query].shape[1], data[key].shape[1]
     ends, masks = [kv_len] * batch, [_EMPTY] * batch
-    if mask_name in tensors:
+    if mask_name in tensors and not tensors[mask_name].all():
         ends, masks = _visible(spec, tensors[mask_name])
     places = [row for row in range(batch) if ends[row] > 0]
     requests = []

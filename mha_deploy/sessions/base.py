@@ -20,6 +20,7 @@ class Session(ABC):
     - Names, dtypes, shapes and ranges are checked before the runtime is touched.
     - The thread that runs first owns the session; another thread gets a SessionError.
     - `run` after `close` raises SessionError; closing twice is allowed; `with` closes.
+    - `for_another_thread` is a session of its own, with an owner and a `close` of its own.
 
     `provider` names what executes (an execution provider, a device), as reports show it.
     """
@@ -61,6 +62,11 @@ class Session(ABC):
     @abstractmethod
     def _execute(self, feeds: Feeds) -> dict[str, Array]:
         """Run checked feeds; the arrays returned are new ones."""
+
+    def for_another_thread(self) -> Self | None:
+        """One more session over the weights that this one has loaded, where the runtime runs them in several
+        threads at once; None where it does not, and a session has to be opened for each."""
+        return None
 
     def close(self) -> None:
         if not self._closed:

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from mha_deploy.errors import GraphError, MissingError
 from mha_deploy.machine import cpu_features, usable_cpus
@@ -63,8 +64,18 @@ class OnnxRuntimeSession(Session):
             path, placement, profile_into=profile_into, spinning=spinning
         )
         self._profiles = bool(profile_into)
+        # Threads that ONNX Runtime has of its own would be wanted by all runs at once.
+        self._shareable = placement.device == "cpu" and placement.threads == 1 and not profile_into
         self._outputs = [tensor.name for tensor in signature.outputs]
         super().__init__(name, signature, precision, self._session.get_providers()[0])
+
+    def for_another_thread(self) -> Self | None:
+        """Of one thread on the CPU: what its products read then lies in memory, and in caches, once."""
+        if not self._shareable:
+            return None
+        another = copy.copy(self)
+        another._owner, another._closed = 0, False
+        return another
 
     def _execute(self, feeds: Feeds) -> dict[str, Array]:
         try:

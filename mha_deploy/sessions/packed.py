@@ -76,6 +76,10 @@ class PackedSession(Session):
             self._cost = self._measured()
         return plan_runs(lengths, self.graph.signature.dim("rows").max, self._cost)
 
+    def for_another_thread(self) -> PackedSession | None:
+        graph = self.graph.for_another_thread()
+        return PackedSession(graph, self.spec, cost=self._cost) if graph else None
+
     def _execute(self, feeds: Feeds) -> dict[str, Array]:
         requests = unpack(self.spec, feeds)
         pieces = [Piece(request.tensors, np.ones(request.kv_len, bool)) for request in requests]

@@ -28,6 +28,12 @@ class RoutedSession(Session):
         length = length_of(self.signature, self.signature.check(feeds))
         return (self._short if length <= self._up_to_length else self._long).run(feeds)
 
+    def for_another_thread(self) -> RoutedSession | None:
+        short, long = self._short.for_another_thread(), self._long.for_another_thread()
+        if short is None or long is None:
+            return None
+        return RoutedSession(short, long, up_to_length=self._up_to_length, name=self.name)
+
     def _release(self) -> None:
         self._short.close()
         self._long.close()
