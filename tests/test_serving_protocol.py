@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mha_deploy.errors import RequestError
 from mha_deploy.serving.limits import Limits
-from mha_deploy.serving.protocol import parse
+from mha_deploy.serving.protocol import Parser
 from mha_deploy.serving.wire import DTYPES, aligned, dtype_of, from_bytes, from_json, to_json
 
 LIMITS = Limits()
@@ -26,7 +26,7 @@ def body_of(head, raw=b""):
 
 
 def request_of(head, raw=b"", limits=LIMITS):
-    return parse(*body_of(head, raw), limits)
+    return Parser(limits)(*body_of(head, raw))
 
 
 def x_input(shape, **fields):
@@ -44,12 +44,31 @@ def test_raw_tensors_are_aligned_views_of_the_body():
         {"name": "mask", "shape": [1, 3], "datatype": "BOOL", "parameters": {"binary_data_size": 3}},
     ]
     body, head = body_of({"inputs": inputs}, x.tobytes() + mask.tobytes())
-    tensors = parse(body, head, LIMITS).tensors
+    tensors = Parser(LIMITS)(body, head).tensors
     assert np.array_equal(tensors["x"], x)
     assert np.array_equal(tensors["mask"], mask)
     for tensor in tensors.values():
         assert np.shares_memory(tensor, body)
     assert tensors["x"].ctypes.data % 64 == 0
+
+
+def test_the_same_json_again_is_read_once_and_says_the_same_of_other_tensors():
+    parser, head = Parser(LIMITS), {"id": "a", "inputs": [binary([1, 1, 2], 8)], "parameters": {"timeout": 5}}
+    for value in (1, 2):
+        x = np.full((1, 1, 2), value, np.float32)
+        found = parser(*body_of(head, x.tobytes()))
+        assert (found.id, found.timeout_s, found.binary) == ("a", 5e-6, False)
+        assert np.array_equal(found.tensors["x"], x)
+    for raw in (b"1234", b"123456789"):
+        with pytest.raises(RequestError, match="bytes are left|bytes follow"):
+            parser(*body_of(head, raw))
+
+
+def test_json_that_was_refused_once_is_refused_again():
+    parser = Parser(LIMITS)
+    for _ in range(2):
+        with pytest.raises(RequestError, match="expected a list of whole numbers"):
+            parser(*body_of({"inputs": [binary([1.5], 8)]}, b"12345678"))
 
 
 def test_a_tensor_that_cannot_be_aligned_is_copied_whole():
@@ -230,7 +249,7 @@ def test_a_raw_bool_is_0_or_1():
 )
 def test_json_is_read_strictly(text, words):
     with pytest.raises(RequestError, match=words):
-        parse(np.frombuffer(text, np.uint8), len(text), LIMITS)
+        Parser(LIMITS)(np.frombuffer(text, np.uint8), len(text))
 
 
 def test_brackets_in_strings_do_not_nest():

@@ -6,8 +6,9 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import resources
 from typing import Any
 from urllib.parse import quote, unquote
@@ -24,7 +25,7 @@ from mha_deploy.serving.body import BodyBudget, BodyShare, read_body
 from mha_deploy.serving.connection import SERVER, Connection, error_response
 from mha_deploy.serving.faults import fault_of
 from mha_deploy.serving.model import VERSION, Model, phases_header, server_metadata
-from mha_deploy.serving.protocol import OUTPUT, InferRequest, parse, parse_object
+from mha_deploy.serving.protocol import OUTPUT, InferRequest, Parser, json_text, parse_object
 from mha_deploy.serving.rows import Rows, joined
 from mha_deploy.serving.security import authorized
 from mha_deploy.serving.wire import clip, to_json
@@ -35,6 +36,8 @@ HEAD_LENGTH = "Inference-Header-Content-Length"
 _INLINE_JSON, _INLINE_BYTES = 1 << 14, 1 << 20
 # An answer of so many bytes is put together and written at once: copying them takes less than a system call.
 _ONE_WRITE = 1 << 18
+# So many JSON texts of answers are kept: one for each length there is, where clients number no requests.
+_HEADS = 512
 _VERSIONS = ((1, 0), (1, 1))
 # The page loads nothing from anywhere but here.
 _PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
@@ -60,6 +63,8 @@ class HttpFront:
 
     def __init__(self, model: Model, token: str) -> None:
         self._model, self._token = model, token
+        self._parse = Parser(model.limits)
+        self._answer_head = lru_cache(_HEADS)(self._written_head)
         self.budget = BodyBudget(model.limits.bodies_bytes)
         self._server = Server(self._handle, handler_cancellation=True)
         self._arriving: set[StreamReader] = set()
@@ -106,9 +111,11 @@ class HttpFront:
     async def _routed(self, request: BaseRequest) -> StreamResponse:
         if request.version not in _VERSIONS:
             raise RequestError("expected HTTP/1.0 or HTTP/1.1")
-        path = request.rel_url.raw_path
         try:
-            route = self._infer_route if path == self._infer_path else self._route(path)
+            if request.raw_path == self._infer_path:  # the most of them, and no URL to take apart
+                route = self._infer_route
+            else:
+                route = self._route(request.rel_url.raw_path)
         except RequestError:
             self._check_token(request)  # or who has none could try which names there are
             raise
@@ -169,7 +176,7 @@ class HttpFront:
             return await self._send(request, pieces, phases_header(answers, begun))
 
     async def _asked(self, request: BaseRequest, share: BodyShare) -> InferRequest:
-        text, limits = request.headers.get(HEAD_LENGTH, ""), self._model.limits
+        text = request.headers.get(HEAD_LENGTH, "")
         if text and not (text.isascii() and text.isdigit() and len(text) < 16):
             raise RequestError(f"{HEAD_LENGTH}: {clip(text)}; expected the bytes of JSON")
         body = await self._body(request, int(text or 0), share)
@@ -177,8 +184,8 @@ class HttpFront:
         if json_bytes > body.size:
             raise RequestError(f"{HEAD_LENGTH}: {json_bytes}, but the body has {body.size} bytes")
         if json_bytes <= _INLINE_JSON:
-            return parse(body, json_bytes, limits)
-        return await asyncio.to_thread(parse, body, json_bytes, limits)
+            return self._parse(body, json_bytes)
+        return await asyncio.to_thread(self._parse, body, json_bytes)
 
     async def _body(self, request: BaseRequest, json_bytes: int, share: BodyShare) -> Array:
         self._arriving.add(request.content)
@@ -195,16 +202,21 @@ class HttpFront:
         return await asyncio.to_thread(self._pieces, asked, rows, answers)
 
     def _pieces(self, asked: InferRequest, rows: Rows, answers: list[Answer]) -> list[Piece]:
-        model, y = self._model, joined(rows, [answer.y for answer in answers], self._model.dtype)
-        output: dict[str, Any] = {"name": OUTPUT, "datatype": model.datatype, "shape": list(rows.shape)}
-        head: dict[str, Any] = {"model_name": model.name, "model_version": VERSION, "outputs": [output]}
-        if asked.id:
-            head["id"] = asked.id
-        if not asked.binary:
-            output["data"] = to_json(y)
-            return [json.dumps(head).encode()]
-        output["parameters"] = {"binary_data_size": y.nbytes}
-        return [json.dumps(head).encode(), y.reshape(-1).view(np.uint8).data]
+        y = joined(rows, [answer.y for answer in answers], self._model.dtype)
+        if asked.binary:
+            raw = y.reshape(-1).view(np.uint8).data
+            return [self._answer_head(asked.id, rows.shape, y.nbytes), raw]
+        return [self._written(asked.id, rows.shape, {"data": to_json(y)})]
+
+    def _written_head(self, identity: str, shape: tuple[int, ...], nbytes: int) -> bytes:
+        return self._written(identity, shape, {"parameters": {"binary_data_size": nbytes}})
+
+    def _written(self, identity: str, shape: tuple[int, ...], y: Mapping[str, Any]) -> bytes:
+        """The JSON of an answer; `y` says the rest about its one output."""
+        model = self._model
+        output = {"name": OUTPUT, "datatype": model.datatype, "shape": shape, **y}
+        head = {"model_name": model.name, "model_version": VERSION, "outputs": [output]}
+        return json.dumps({**head, "id": identity} if identity else head).encode()
 
     async def _send(self, request: BaseRequest, pieces: list[Piece], timing: str) -> StreamResponse:
         """Hand an answer over, uncopied if it is large."""
@@ -271,7 +283,9 @@ class HttpFront:
     async def _index(self, request: BaseRequest) -> Response:
         with self.budget.share() as share:
             body = await self._body(request, 0, share) if request.body_exists else None
-            asked = parse_object(body, self._model.limits) if body is not None and body.size else {}
+            limits = self._model.limits
+            text = json_text(body, limits) if body is not None else b""
+            asked = parse_object(text, limits) if text else {}
         if not self._model.ready and asked.get("ready") is True:
             return _json([])
         state = "READY" if self._model.ready else "UNAVAILABLE"

@@ -17,7 +17,7 @@ from mha_deploy.serving.faults import Outcome, fault_of
 from mha_deploy.serving.limits import Limits
 from mha_deploy.serving.protocol import InferRequest
 from mha_deploy.serving.rows import MASK_NAMES, Rows, served_signature, split, without_mask
-from mha_deploy.serving.stats import ServerStats, latency_json, triton_stats
+from mha_deploy.serving.stats import PHASES, ServerStats, latency_json, phases_us, slowest, triton_stats
 from mha_deploy.serving.wire import DATATYPES, clip, dtype_of
 from mha_deploy.signature import TensorSpec
 
@@ -249,8 +249,6 @@ def server_metadata() -> dict[str, Any]:
 
 def phases_header(answers: Sequence[Answer], begun: float) -> str:
     """The value of a Server-Timing header (W3C Server Timing): each phase in milliseconds."""
-    from mha_deploy.serving.stats import PHASES, phases_us, slowest
-
-    figures = zip(PHASES, phases_us(slowest(answers)), strict=True) if answers else ()
-    parts = [f"{phase};dur={us / 1e3:.3f}" for phase, us in figures]
-    return ", ".join([*parts, f"total;dur={(time.perf_counter() - begun) * 1e3:.3f}"])
+    us = phases_us(slowest(answers)) if answers else ()
+    parts = [f"{phase};dur={each / 1e3:.3f}, " for phase, each in zip(PHASES, us, strict=False)]
+    return f"{''.join(parts)}total;dur={(time.perf_counter() - begun) * 1e3:.3f}"

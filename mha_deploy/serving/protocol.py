@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 from mha_deploy.errors import RequestError
@@ -20,6 +21,8 @@ from mha_deploy.serving.wire import checked_name, checked_shape, clip, from_byte
 from mha_deploy.signature import Array
 
 OUTPUT = "y"
+# So many JSON texts of at most so many bytes are remembered.
+_REMEMBERED, _REMEMBERED_BYTES = 512, 1024
 # A string (to its end or the text's, so that an open one is read once) or a bracket.
 _NESTING = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[{]|[\]}]', re.DOTALL)
 # Extensions that this server does not have; ignoring them would answer another question.
@@ -40,65 +43,118 @@ class InferRequest:
     priority: int
 
 
-def parse(body: Array, json_bytes: int, limits: Limits) -> InferRequest:
-    """The request in `body` (uint8), whose first `json_bytes` are JSON and whose rest is raw tensors.
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """An input as the JSON declares it: `count` bytes of what follows it, or its values."""
 
-    The tensors are views of `body` where they came raw.
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    count: int = 0
+    values: object = None
 
-    Raises:
-        RequestError: anything that is not what the protocol says, with the place and what was expected.
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the JSON of an infer request says."""
+
+    id: str
+    inputs: tuple[Declared, ...]
+    binary: bool
+    timeout_s: float
+    priority: int
+
+
+class Parser:
+    """Infer requests within `limits`.
+
+    Many requests have the same JSON, to the byte: how tensors of some length follow it. What it said is
+    remembered, for the last few that were short.
     """
-    head = parse_object(body[:json_bytes], limits)
-    inputs = _inputs(head, limits)
-    raw = body[json_bytes:]
-    tensors: dict[str, Array] = {}
-    for item in inputs:
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._known = lru_cache(_REMEMBERED)(partial(_read_head, limits=limits))
+
+    def __call__(self, body: Array, json_bytes: int) -> InferRequest:
+        """The request in `body` (uint8), whose first `json_bytes` are JSON and whose rest is raw tensors.
+
+        The tensors are views of `body` where they came raw.
+
+        Raises:
+            RequestError: anything that is not what the protocol says, with the place and what was expected.
+        """
+        text = json_text(body[:json_bytes], self._limits)
+        head = self._known(text) if json_bytes <= _REMEMBERED_BYTES else _read_head(text, self._limits)
+        tensors = _tensors(head.inputs, body[json_bytes:])
+        return InferRequest(head.id, tensors, head.binary, head.timeout_s, head.priority)
+
+
+def _read_head(text: bytes, limits: Limits) -> Head:
+    head = parse_object(text, limits)
+    inputs: dict[str, Declared] = {}
+    for item in _inputs(head, limits):
         name, datatype, parameters = _described(item)
-        checked_name(name, tensors)
+        checked_name(name, inputs)
         shape = checked_shape(name, item.get("shape"))
         if "binary_data_size" in parameters:
             count = whole(parameters["binary_data_size"], f"input {clip(name)}: binary_data_size")
             if "data" in item:
                 raise RequestError(f"input {clip(name)} has both data and binary_data_size")
-            if count > raw.size:
-                raise RequestError(
-                    f"input {clip(name)}: binary_data_size {count}, but {raw.size} bytes are left"
-                )
-            tensors[name] = from_bytes(name, datatype, shape, raw[:count])
-            raw = raw[count:]
-        elif "data" in item:
-            tensors[name] = from_json(name, datatype, shape, item["data"])
+            inputs[name] = Declared(name, datatype, shape, count)
+        elif item.get("data") is not None:
+            inputs[name] = Declared(name, datatype, shape, values=item["data"])
         else:
             raise RequestError(f"input {clip(name)} has neither data nor parameters.binary_data_size")
-    if raw.size:
-        raise RequestError(f"{raw.size} bytes follow the last tensor; expected none")
-    return _request(head, tensors, limits)
-
-
-def _request(head: dict[str, Any], tensors: dict[str, Array], limits: Limits) -> InferRequest:
     parameters = _parameters(head, "the request")
-    return InferRequest(
+    return Head(
         identity(head.get("id", ""), limits),
-        tensors,
+        tuple(inputs.values()),
         _wants_binary(head, parameters),
         timeout_seconds(parameters.get("timeout", 0)),
         whole(parameters.get("priority", 0), "priority"),
     )
 
 
-def parse_object(text: Array, limits: Limits) -> dict[str, Any]:
-    """A JSON object, strictly: UTF-8, no NaN or Infinity, no key twice, not nested too deep.
+def _tensors(inputs: Sequence[Declared], raw: Array) -> dict[str, Array]:
+    tensors: dict[str, Array] = {}
+    for each in inputs:
+        if each.values is not None:
+            tensors[each.name] = from_json(each.name, each.datatype, each.shape, each.values)
+            continue
+        if each.count > raw.size:
+            raise RequestError(
+                f"input {clip(each.name)}: binary_data_size {each.count}, but {raw.size} bytes are left"
+            )
+        tensors[each.name] = from_bytes(each.name, each.datatype, each.shape, raw[: each.count])
+        raw = raw[each.count :]
+    if raw.size:
+        raise RequestError(f"{raw.size} bytes follow the last tensor; expected none")
+    return tensors
+
+
+def json_text(text: Array, limits: Limits) -> bytes:
+    """The bytes of JSON (uint8), unless there are too many.
 
     Raises:
-        RequestError: it is not one.
+        RequestError: 413.
     """
     if text.size > limits.json_bytes:
         raise RequestError(
             f"{text.size} bytes of JSON; at most {limits.json_bytes} are read: send tensors as binary data",
             413,
         )
+    return text.tobytes()
+
+
+def parse_object(text: bytes, limits: Limits) -> dict[str, Any]:
+    """A JSON object, strictly: UTF-8, no NaN or Infinity, no key twice, not nested too deep.
+
+    Raises:
+        RequestError: it is not one.
+    """
     try:
-        decoded = text.tobytes().decode("utf-8")
+        decoded = text.decode("utf-8")
         _check_depth(decoded, limits.json_depth)
         value = _JSON.decode(decoded)
     except UnicodeDecodeError as error:
