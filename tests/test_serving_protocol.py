@@ -60,7 +60,7 @@ def test_the_same_json_again_is_read_once_and_says_the_same_of_other_tensors():
         assert (found.id, found.timeout_s, found.binary) == ("a", 5e-6, False)
         assert np.array_equal(found.tensors["x"], x)
     for raw in (b"1234", b"123456789"):
-        with pytest.raises(RequestError, match="bytes are left|bytes follow"):
+        with pytest.raises(RequestError, match=r"bytes are left|bytes follow"):
             parser(*body_of(head, raw))
 
 
