@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measured import FakeMachine
 
-from mha_deploy.search.choice import ALIKE, MARGIN, Route, Size, choose
+from mha_deploy.search.choice import ALIKE, MARGIN, SOMEWHERE, Route, Size, choose
 from mha_deploy.search.gate import Verdict
 from mha_deploy.search.measuring import CLEARLY_SLOWER, FINALISTS, Timing, finalists, race
 from mha_deploy.search.record import FILE_NAME, Record
@@ -94,8 +94,16 @@ def test_a_second_engine_has_to_be_worth_it():
 
 def test_a_second_engine_is_worth_it_where_one_for_all_is_far_behind_at_some_size():
     long = [Size(length, {"a": 1.0, "b": 1.1}) for length in (64, 128, 256, 512, 1024)]
-    assert choose([Size(16, {"a": 1.15, "b": 1.0}), *long], ["a", "b"]) == Route("b", "a", 16)
-    assert choose([Size(16, {"a": 1.02, "b": 1.0}), *long], ["a", "b"]) == Route("a", "a")
+    ahead, alike = 1 + 2 * SOMEWHERE, 1 + SOMEWHERE / 2
+    assert choose([Size(16, {"a": ahead, "b": 1.0}), *long], ["a", "b"]) == Route("b", "a", 16)
+    assert choose([Size(16, {"a": alike, "b": 1.0}), *long], ["a", "b"]) == Route("a", "a")
+
+
+def test_how_far_one_for_all_is_behind_counts_also_where_a_third_is_ahead_elsewhere():
+    short = Size(16, {"a": 1.06, "b": 1.06, "c": 1.0})
+    long = [Size(length, {"a": 1.0, "b": 1.05, "c": 1.2}) for length in (64, 128, 256, 512)]
+    longest = Size(1024, {"a": 1.08, "b": 1.0, "c": 1.2})
+    assert choose([short, *long, longest], ["a", "b", "c"]) == Route("a", "b", 512)
 
 
 def test_the_border_lies_where_it_costs_least_however_little_that_is():

@@ -9,12 +9,13 @@ from typing import Any
 
 # Nearer to each other than this two candidates are alike, and the simpler one stays.
 ALIKE = 0.01
-# A second engine, which takes memory of its own, has to gain more than this.
-MARGIN = 0.03
+# A second engine, which takes memory of its own, has to gain more than this over all sizes; or more than
+# that at one of them, which whoever has no other sizes would feel, and over all more than nothing.
+MARGIN, SOMEWHERE = 0.03, 0.05
 RULE = (
     "chosen: the least geometric mean of time over the fastest one's, over all sizes; the simpler of two "
     f"within {ALIKE:.0%}; two engines, one for short inputs and one for long ones, where they are more than "
-    f"{MARGIN:.0%} faster than one for all, on the whole or where that fares worst"
+    f"{MARGIN:.0%} faster than one for all, or {ALIKE:.0%} and at some size more than {SOMEWHERE:.0%}"
 )
 
 
@@ -62,9 +63,10 @@ def choose(sizes: Sequence[Size], names: Sequence[str]) -> Route:
     if not pairs:
         return best
     two = min(pairs, key=lambda pair: _cost(pair, sizes))  # of two engines none is simple
-    faster = _cost(two, sizes) * (1 + MARGIN) < _cost(best, sizes)
-    evener = _worst(two, sizes) * (1 + MARGIN) < _worst(best, sizes)
-    return two if faster or (evener and _cost(two, sizes) < _cost(best, sizes)) else best
+    one_s, two_s = _cost(best, sizes), _cost(two, sizes)
+    far = max(size.ratios[best.at(size.length)] / size.ratios[two.at(size.length)] for size in sizes)
+    feels = far > 1 + SOMEWHERE and one_s > two_s * (1 + ALIKE)
+    return two if feels or one_s > two_s * (1 + MARGIN) else best
 
 
 def _simplest(routes: Sequence[Route], sizes: Sequence[Size]) -> Route:
@@ -75,7 +77,3 @@ def _simplest(routes: Sequence[Route], sizes: Sequence[Size]) -> Route:
 
 def _cost(route: Route, sizes: Sequence[Size]) -> float:
     return math.exp(sum(math.log(size.ratios[route.at(size.length)]) for size in sizes) / len(sizes))
-
-
-def _worst(route: Route, sizes: Sequence[Size]) -> float:
-    return max(size.ratios[route.at(size.length)] for size in sizes)

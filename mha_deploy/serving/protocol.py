@@ -45,12 +45,12 @@ class InferRequest:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """An input as the JSON declares it: `count` bytes of what follows it, or its values."""
+    """An input as the JSON declares it: `count` bytes of what follows it, or, with None, its values."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    count: int = 0
+    count: int | None
     values: object = None
 
 
@@ -102,8 +102,8 @@ def _read_head(text: bytes, limits: Limits) -> Head:
             if "data" in item:
                 raise RequestError(f"input {clip(name)} has both data and binary_data_size")
             inputs[name] = Declared(name, datatype, shape, count)
-        elif item.get("data") is not None:
-            inputs[name] = Declared(name, datatype, shape, values=item["data"])
+        elif "data" in item:
+            inputs[name] = Declared(name, datatype, shape, None, item["data"])
         else:
             raise RequestError(f"input {clip(name)} has neither data nor parameters.binary_data_size")
     parameters = _parameters(head, "the request")
@@ -119,7 +119,7 @@ def _read_head(text: bytes, limits: Limits) -> Head:
 def _tensors(inputs: Sequence[Declared], raw: Array) -> dict[str, Array]:
     tensors: dict[str, Array] = {}
     for each in inputs:
-        if each.values is not None:
+        if each.count is None:
             tensors[each.name] = from_json(each.name, each.datatype, each.shape, each.values)
             continue
         if each.count > raw.size:
