@@ -61,6 +61,16 @@ class Running:
     def call(self, coroutine, timeout_s=30):
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
 
+    async def connections(self):
+        """The connections that have not ended."""
+        front = self.server._closing[0].__self__
+        return front._server.connections
+
+    def unsent(self):
+        """Bytes of answers that wait for their clients."""
+        transports = [each.transport for each in self.call(self.connections())]
+        return sum(each.get_write_buffer_size() for each in transports if each)
+
     def stop(self, grace_s=5.0):
         report = self.call(self.server.stop(grace_s))
         self.loop.call_soon_threadsafe(self._ended.set)

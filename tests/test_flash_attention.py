@@ -65,6 +65,13 @@ def test_ragged_batches_are_answered_as_by_the_source(pair, random, lengths, seq
     assert_same(*both(pair, ragged(pair[0], random, lengths, seq)))
 
 
+@pytest.mark.parametrize("times", [1e6, 1e15, 1e17])
+def test_what_is_masked_stays_so_beside_very_large_scores(pair, random, times):
+    feeds = ragged(pair[0], random, [2, 7], 8)
+    feeds["x"] *= np.float32(times)
+    assert_same(*both(pair, feeds))
+
+
 @pytest.mark.parametrize("kept", [slice(-3, None), slice(0, 3), slice(900, 903), slice(0, 0)])
 def test_blocks_of_keys_that_are_masked_from_end_to_end_count_for_nothing(kept, tmp_path, random):
     # The operator takes as many keys at a time as its second-level cache has room for: 2 MB make 128.

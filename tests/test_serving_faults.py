@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -270,6 +271,23 @@ def test_a_client_that_does_not_take_its_answer_is_dropped():
                     break
             until(lambda: running.stats.outcomes["cancelled"] == 1)
         assert outcomes(running)["cancelled"] == 1
+
+
+def test_a_client_that_leaves_a_little_of_an_answer_is_dropped_too():
+    """Less than a transport holds by default before it says so."""
+    wide = np.ones((2, 16, 32), np.float32)
+    with serving(fake_runner(), limits=Limits(write_s=0.5)) as running, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", running.port))
+        for count in range(1, 5000):
+            client.sendall(infer_request(wide))
+            until(lambda count=count: running.stats.received == count)
+            until(lambda: not running.stats.in_progress or running.unsent())
+            if running.unsent():
+                break
+        assert running.unsent() < wide.nbytes + 1000
+        until(lambda: not running.call(running.connections()))
+        assert outcomes(running) == {"answered": count - 1, "cancelled": 1}
 
 
 def test_no_tensor_and_no_path_is_logged(caplog, capfd):

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mha_deploy.errors import RequestError
+from mha_deploy.serving import protocol
 from mha_deploy.serving.limits import Limits
-from mha_deploy.serving.protocol import Parser
+from mha_deploy.serving.protocol import Parser, parse_object
 from mha_deploy.serving.wire import DTYPES, aligned, dtype_of, from_bytes, from_json, to_json
 
 LIMITS = Limits()
@@ -52,16 +53,31 @@ def test_raw_tensors_are_aligned_views_of_the_body():
     assert tensors["x"].ctypes.data % 64 == 0
 
 
-def test_the_same_json_again_is_read_once_and_says_the_same_of_other_tensors():
-    parser, head = Parser(LIMITS), {"id": "a", "inputs": [binary([1, 1, 2], 8)], "parameters": {"timeout": 5}}
+@pytest.mark.parametrize(("identity", "times"), [("", 1), ("a", 4)])
+def test_the_same_json_again_is_read_once_and_says_the_same_of_other_tensors(monkeypatch, identity, times):
+    read = []
+    monkeypatch.setattr(protocol, "parse_object", lambda *given: read.append(1) or parse_object(*given))
+    inputs, parameters = [binary([1, 1, 2], 8)], {"timeout": 5}
+    parser, head = Parser(LIMITS), {"id": identity, "inputs": inputs, "parameters": parameters}
     for value in (1, 2):
         x = np.full((1, 1, 2), value, np.float32)
         found = parser(*body_of(head, x.tobytes()))
-        assert (found.id, found.timeout_s, found.binary) == ("a", 5e-6, False)
+        assert (found.id, found.timeout_s, found.binary) == (identity, 5e-6, False)
         assert np.array_equal(found.tensors["x"], x)
     for raw in (b"1234", b"123456789"):
         with pytest.raises(RequestError, match=r"bytes are left|bytes follow"):
             parser(*body_of(head, raw))
+    assert len(read) == times
+
+
+def test_what_is_long_and_what_holds_values_is_not_remembered_and_what_is_has_a_bound():
+    parser = Parser(LIMITS)
+    parser(*body_of({"inputs": [x_input([2], data=[1, 2])]}))
+    parser(*body_of({"inputs": [binary([0], 0)], "parameters": {"unknown": "x" * 1024}}))
+    assert not parser._known
+    for size in range(2000):
+        parser(*body_of({"inputs": [binary([size, 0], 0)]}))
+    assert len(parser._known) <= 512
 
 
 def test_json_that_was_refused_once_is_refused_again():

@@ -172,14 +172,16 @@ def test_a_session_for_another_thread_answers_bit_for_bit_and_outlives_the_first
         np.testing.assert_array_equal(on_another_thread(another, feeds()), right)
         with pytest.raises(SessionError, match="belongs to another thread"):
             another.run(feeds())
-    with pytest.raises(SessionError, match="is closed"):
-        first.run(feeds())
+    for of_a_closed_one in (lambda: first.run(feeds()), first.for_another_thread):
+        with pytest.raises(SessionError, match="is closed"):
+            of_a_closed_one()
 
 
 def test_two_threads_at_once_over_one_set_of_weights_answer_as_one_alone(small_bundle):
     sizes = [(1, 3), (2, 64), (6, 17), (1, 64)]
     with SHARED["onnxruntime"](small_bundle) as first, first.for_another_thread() as second:
-        right = [SHARED["onnxruntime"](small_bundle).run(feeds(*size))["y"] for size in sizes]
+        with SHARED["onnxruntime"](small_bundle) as alone:
+            right = [alone.run(feeds(*size))["y"] for size in sizes]
         begin = threading.Barrier(2)
 
         def runs(session):

@@ -2,7 +2,7 @@
 
     Attention(q, k, v, mask)   ->   any(mask) * MultiHeadAttention([q, 1], [k, m], v)
 
-where m is 0 for a kept key and -1e30 for a masked one, so that [q, 1] . [k, m] = q . k + m. On the CPU
+where m is 0 for a kept key and -1e38 for a masked one, so that [q, 1] . [k, m] = q . k + m. On the CPU
 that operator goes by blocks and stores no scores (flash attention), but only where it has no mask, no
 past and no causality: multihead_attention.cc in ONNX Runtime's contrib_ops/cpu/bert. The element comes
 with the projections: a column of zeros a head in their weights, and 1 or m in what is added to them.
@@ -23,10 +23,9 @@ from mha_deploy.lowering.runtime_attention import DOMAIN, PlainAttention, emit_g
 from mha_deploy.lowering.steps import Lowered, Step
 from mha_deploy.signature import Array
 
-# No score is so large that anything is left of it. Finite, since a block of keys that are all at -inf
-# makes NaN.
-MASKED = -1e30
-# The operator multiplies it too: scaled, it stays finite and far below all scores.
+# Below all scores but those near fp32's end. Finite, since a block of keys that are all at -inf makes NaN.
+MASKED = -1e38
+# The operator multiplies it too: by one above 1, it starts so much smaller, and by these it keeps its rank.
 SCALES = (1e-6, 1e6)
 
 
@@ -35,7 +34,7 @@ def flash_attention(model: onnx.ModelProto) -> Lowered:
 
     That is an `Attention` of fp32 with as many key heads as query heads, not causal, and with no mask or
     with one of keys [batch, key], where query and key must be projections. Others stay as they are.
-    Inputs and outputs stay.
+    Inputs and outputs stay. With a mask scores down to -1e38 count as they should; fp32 ends at -3.4e38.
 
     Raises:
         GraphError: an `Attention` node stands in a subgraph, or is not what the standard allows.
@@ -55,7 +54,7 @@ def _emit(found: PlainAttention, e: Emitter) -> list[Step]:
     elif query is not None and key is not None and SCALES[0] <= scale <= SCALES[1]:
         kept = e.op("Cast", found.keys, to=TensorProto.INT32)
         ones = found.constant(e, "query_bias", _widened(query.bias_or_zero, a.q_heads, 1))
-        rows = [_widened(key.bias_or_zero, a.q_heads, last) for last in (MASKED, 0)]
+        rows = [_widened(key.bias_or_zero, a.q_heads, last) for last in (MASKED / max(1, scale), 0)]
         masks = e.op("Gather", found.constant(e, "key_biases", np.stack(rows)), kept)
         wide = [
             e.op("Add", _product(found, e, query, "query_weight"), ones),

@@ -123,8 +123,9 @@ def _kept_keys(
     if raised is None or not is_default(raised, "Unsqueeze") or not a.mask_is_bool or a.causal:
         return None
     axes = constants.get(raised.input[1])
-    of_keys = axes is not None and numpy_helper.to_array(axes).tolist() == [1, 2]
-    rows, one, *_ = a.mask_info.dims
-    keys = infos[raised.input[0]].dims
-    same = keys == infos[a.k].dims[:2] and all(keys) and rows == infos[a.q].dims[0] and one == 1
-    return raised.input[0] if of_keys and same else None
+    mask = infos.get(raised.input[0])
+    if axes is None or numpy_helper.to_array(axes).tolist() != [1, 2] or mask is None:
+        return None
+    rows, one = a.mask_info.dims[:2]
+    same = mask.dims == infos[a.k].dims[:2] and all(mask.dims) and rows == infos[a.q].dims[0] and one == 1
+    return raised.input[0] if same else None

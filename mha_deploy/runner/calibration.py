@@ -29,6 +29,8 @@ from mha_deploy.spec import AttentionSpec
 from mha_deploy.staging import make_folder, staged_file
 
 FOLDER = "calibration"
+# Counted up where the same sessions would measure otherwise: 2, workers of one thread share their weights.
+FORMAT = 2
 GRID_S, MIXED_S = 0.8, 0.3
 ON_CPU = ("onnxruntime", "openvino", "routed")  # runtimes whose sessions share a CPU's cores
 
@@ -118,6 +120,7 @@ def stored(bundle: Bundle, name: str, placement: Placement, options: RunnerOptio
 def _path(bundle: Bundle, name: str, placement: Placement, options: RunnerOptions) -> Path:
     """Its name carries a hash of everything that the figures depend on."""
     depends = {
+        "format": FORMAT,
         "files": [record.sha256 for record in bundle.artifact(name).files],
         "placement": asdict(placement),
         "workers": options.workers,

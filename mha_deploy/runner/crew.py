@@ -66,7 +66,7 @@ def best_crew(
     done = dict.fromkeys(possible, 0)
     with contextlib.ExitStack() as stack:
         teams = {
-            crew: [_Member(stack, session, spec) for session in opened(open_session, *crew)]
+            crew: [_Member(stack, session, spec) for session in opened(stack, open_session, *crew)]
             for crew in possible
         }
         for _, (crew, team) in itertools.product(range(CREW_ROUNDS), teams.items()):
@@ -76,21 +76,21 @@ def best_crew(
     return max(crew for crew in possible if done[crew] * NEAR >= most)
 
 
-def opened(open_session: OpenSession, workers: int, threads: int) -> list[Session]:
-    """A session for each worker, or none left open; over one set of weights where the runtime can."""
-    with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(open_session(threads))]
-        while len(found) < workers:
-            found.append(stack.enter_context(found[0].for_another_thread() or open_session(threads)))
-        stack.pop_all()
-        return found
+def opened(
+    stack: contextlib.ExitStack, open_session: OpenSession, workers: int, threads: int
+) -> list[Session]:
+    """A session for each worker, which `stack` closes; over one set of weights where the runtime can."""
+    found = [stack.enter_context(open_session(threads))]
+    while len(found) < workers:
+        found.append(stack.enter_context(found[0].for_another_thread() or open_session(threads)))
+    return found
 
 
 class _Member:
     """A session on a thread of its own, as a worker has it."""
 
     def __init__(self, stack: contextlib.ExitStack, session: Session, spec: AttentionSpec) -> None:
-        self._session, self._layout = laid_out(stack.enter_context(session), spec)
+        self._session, self._layout = laid_out(session, spec)
         self.pool = stack.enter_context(ThreadPoolExecutor(1))
         self._spec = spec
 

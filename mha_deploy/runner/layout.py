@@ -52,7 +52,7 @@ class PaddedLayout:
         self._rows, self.least_rows = spec.dims[0], spec.dims[0].min
         self._q, self._kv = spec.signature.dim(spec.query_axis), spec.signature.dim(spec.key_axis)
         self.mixes = spec.mask != "none"
-        self._all_kept: Array = np.ones((1, self._kv.max), bool)
+        self._kept: Array = np.ones((1, 0), bool)
 
     def shape(self, request: Request) -> Shape:
         return max(request.q_len, self._q.min), max(request.kv_len, self._kv.min)
@@ -69,11 +69,17 @@ class PaddedLayout:
         """One request that fills its row: its own arrays, uncopied."""
         feeds = {name: array[None] for name, array in request.tensors.items()}
         if self._spec.mask == "padding":
-            feeds["mask"] = request.mask[None] if request.mask.size else self._all_kept[:, : request.kv_len]
+            feeds["mask"] = request.mask[None] if request.mask.size else self._all_kept(request.kv_len)
         elif self._spec.mask == "full":
             everything = np.ones((1, request.q_len, request.kv_len), bool)
             feeds["attn_mask"] = request.mask[None] if request.mask.size else everything
         return feeds
+
+    def _all_kept(self, length: int) -> Array:
+        """[1, length] of True, out of one array for the longest so far."""
+        if length > self._kept.shape[1]:
+            self._kept = np.ones((1, length), bool)
+        return self._kept[:, :length]
 
     def answers(self, y: Array, requests: Sequence[Request]) -> list[Array]:
         return [y[row, : request.q_len] for row, request in enumerate(requests)]

@@ -23,7 +23,7 @@ from mha_deploy.runner.cost import CostModel
 from mha_deploy.runner.crew import OpenSession, Soloist, opened
 from mha_deploy.runner.desk import Desk
 from mha_deploy.runner.histogram import WINDOW_S
-from mha_deploy.runner.layout import laid_out
+from mha_deploy.runner.layout import Layout, laid_out
 from mha_deploy.runner.options import DEFAULT_OPTIONS, RunnerOptions
 from mha_deploy.runner.planner import Planner
 from mha_deploy.runner.recorder import RunnerLoad, RunnerSnapshot
@@ -72,7 +72,7 @@ class BatchRunner:
         self.spec, self.options = spec, options
         self._model = cost_model or CostModel(spec, {})
         count = options.workers or 1
-        laid = [laid_out(each, spec) for each in _opened(open_session, count, options.threads, soloist)]
+        laid = _opened(open_session, count, options.threads, soloist, spec)
         sessions, self._layout = [session for session, _ in laid], laid[0][1]
         allowed = FAST_DRIFT_EPS * sessions[0].precision.eps if options.mode == "fast" else 0.0
         self._drift, self._alone = drift, drift > allowed and not options.allow_batch_dependent
@@ -319,11 +319,14 @@ def _tuned(spec: AttentionSpec) -> Shape:
     return spec.signature.dim(spec.query_axis).opt, spec.signature.dim(spec.key_axis).opt
 
 
-def _opened(open_session: OpenSession, workers: int, threads: int, soloist: Soloist | None) -> list[Session]:
-    """The workers' sessions and the soloist's, or none left open."""
+def _opened(
+    open_session: OpenSession, workers: int, threads: int, soloist: Soloist | None, spec: AttentionSpec
+) -> list[tuple[Session, Layout]]:
+    """The workers' sessions and the soloist's, each with its layout; or none left open."""
     with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(session) for session in opened(open_session, workers, threads)]
+        found = opened(stack, open_session, workers, threads)
         if soloist:
             found.append(stack.enter_context(open_session(soloist.threads)))
+        laid = [laid_out(each, spec) for each in found]
         stack.pop_all()
-        return found
+        return laid

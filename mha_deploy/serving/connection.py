@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import StreamReader
 from aiohttp.http_exceptions import LineTooLong
@@ -29,7 +29,7 @@ class Connection(RequestHandler):
     answer was written: to serve it, all work of clients that left would have to be done too.
     """
 
-    __slots__ = ("_body", "_head_bytes", "_head_timer", "_limits", "_write_timer")
+    __slots__ = ("_body", "_head_bytes", "_head_timer", "_limits", "_socket", "_write_timer")
 
     def __init__(self, manager: Server, loop: asyncio.AbstractEventLoop, limits: Limits) -> None:
         super().__init__(
@@ -47,10 +47,13 @@ class Connection(RequestHandler):
         self._body: StreamReader | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._socket: asyncio.Transport | None = None  # aiohttp forgets its own while it is closing
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         manager = self._manager
         super().connection_made(transport)
+        self._socket = cast(asyncio.Transport, transport)
+        self._socket.set_write_buffer_limits(high=0)  # or what is left of an answer could wait for ever
         if manager is not None and len(manager.connections) > self._limits.connections:
             self._refuse(503, "too many connections; try again")
 
@@ -59,7 +62,7 @@ class Connection(RequestHandler):
         self._write_ended()
         super().connection_lost(exc)
 
-    # A timer for each answer would cost everybody; what does not fit the socket waits, and is timed.
+    # A timer for each answer would cost everybody; only what does not fit the socket waits, and is timed.
     def pause_writing(self) -> None:
         super().pause_writing()
         self._write_timer = self._loop.call_later(self._limits.write_s, self._write_late)
@@ -69,8 +72,8 @@ class Connection(RequestHandler):
         super().resume_writing()
 
     def _write_late(self) -> None:
-        if self.transport is not None:
-            self.transport.abort()
+        if self._socket is not None:
+            self._socket.abort()
 
     def _write_ended(self) -> None:
         if self._write_timer is not None:

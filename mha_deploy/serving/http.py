@@ -36,7 +36,7 @@ HEAD_LENGTH = "Inference-Header-Content-Length"
 _INLINE_JSON, _INLINE_BYTES = 1 << 14, 1 << 20
 # An answer of so many bytes is put together and written at once: copying them takes less than a system call.
 _ONE_WRITE = 1 << 18
-# So many JSON texts of answers are kept: one for each length there is, where clients number no requests.
+# So many JSON texts of answers are kept, of requests without an id: one for each length there is.
 _HEADS = 512
 _VERSIONS = ((1, 0), (1, 1))
 # The page loads nothing from anywhere but here.
@@ -64,7 +64,7 @@ class HttpFront:
     def __init__(self, model: Model, token: str) -> None:
         self._model, self._token = model, token
         self._parse = Parser(model.limits)
-        self._answer_head = lru_cache(_HEADS)(self._written_head)
+        self._known_head = lru_cache(_HEADS)(self._written_head)
         self.budget = BodyBudget(model.limits.bodies_bytes)
         self._server = Server(self._handle, handler_cancellation=True)
         self._arriving: set[StreamReader] = set()
@@ -205,13 +205,14 @@ class HttpFront:
         y = joined(rows, [answer.y for answer in answers], self._model.dtype)
         if asked.binary:
             raw = y.reshape(-1).view(np.uint8).data
-            return [self._answer_head(asked.id, rows.shape, y.nbytes), raw]
-        return [self._written(asked.id, rows.shape, {"data": to_json(y)})]
+            write = self._written_head if asked.id else self._known_head
+            return [write(rows.shape, y.nbytes, asked.id), raw]
+        return [self._written(rows.shape, {"data": to_json(y)}, asked.id)]
 
-    def _written_head(self, identity: str, shape: tuple[int, ...], nbytes: int) -> bytes:
-        return self._written(identity, shape, {"parameters": {"binary_data_size": nbytes}})
+    def _written_head(self, shape: tuple[int, ...], nbytes: int, identity: str) -> bytes:
+        return self._written(shape, {"parameters": {"binary_data_size": nbytes}}, identity)
 
-    def _written(self, identity: str, shape: tuple[int, ...], y: Mapping[str, Any]) -> bytes:
+    def _written(self, shape: tuple[int, ...], y: Mapping[str, Any], identity: str) -> bytes:
         """The JSON of an answer; `y` says the rest about its one output."""
         model = self._model
         output = {"name": OUTPUT, "datatype": model.datatype, "shape": shape, **y}

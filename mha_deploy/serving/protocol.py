@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
 from typing import Any
 
 from mha_deploy.errors import RequestError
@@ -68,13 +67,13 @@ class Head:
 class Parser:
     """Infer requests within `limits`.
 
-    Many requests have the same JSON, to the byte: how tensors of some length follow it. What it said is
-    remembered, for the last few that were short.
+    Many requests have the same JSON, to the byte: how tensors of some length follow it. What such JSON said
+    is remembered, where it is short and holds neither values nor a request's own id.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._known = lru_cache(_REMEMBERED)(partial(_read_head, limits=limits))
+        self._known: dict[bytes, Head] = {}
 
     def __call__(self, body: Array, json_bytes: int) -> InferRequest:
         """The request in `body` (uint8), whose first `json_bytes` are JSON and whose rest is raw tensors.
@@ -85,9 +84,18 @@ class Parser:
             RequestError: anything that is not what the protocol says, with the place and what was expected.
         """
         text = json_text(body[:json_bytes], self._limits)
-        head = self._known(text) if json_bytes <= _REMEMBERED_BYTES else _read_head(text, self._limits)
+        head = self._known.get(text) or self._read(text)
         tensors = _tensors(head.inputs, body[json_bytes:])
         return InferRequest(head.id, tensors, head.binary, head.timeout_s, head.priority)
+
+    def _read(self, text: bytes) -> Head:
+        head = _read_head(text, self._limits)
+        only_says_how = not head.id and all(each.count is not None for each in head.inputs)
+        if only_says_how and len(text) <= _REMEMBERED_BYTES:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[text] = head
+        return head
 
 
 def _read_head(text: bytes, limits: Limits) -> Head:

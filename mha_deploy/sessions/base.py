@@ -65,7 +65,11 @@ class Session(ABC):
 
     def for_another_thread(self) -> Self | None:
         """One more session over the weights that this one has loaded, where the runtime runs them in several
-        threads at once; None where it does not, and a session has to be opened for each."""
+        threads at once; None where it does not, and a session has to be opened for each.
+
+        Raises:
+            SessionError: after close.
+        """
         return None
 
     def close(self) -> None:

@@ -25,12 +25,15 @@ class RoutedSession(Session):
         self._short, self._long, self._up_to_length = short, long, up_to_length
 
     def _execute(self, feeds: Feeds) -> dict[str, Array]:
-        length = length_of(self.signature, self.signature.check(feeds))
+        length = feeds[self.signature.inputs[0].name].shape[1]  # as `length_of`, for feeds that were checked
         return (self._short if length <= self._up_to_length else self._long).run(feeds)
 
     def for_another_thread(self) -> RoutedSession | None:
         short, long = self._short.for_another_thread(), self._long.for_another_thread()
         if short is None or long is None:
+            for alone in (short, long):
+                if alone:
+                    alone.close()
             return None
         return RoutedSession(short, long, up_to_length=self._up_to_length, name=self.name)
 
