@@ -53,7 +53,6 @@ class Connection(RequestHandler):
         manager = self._manager
         super().connection_made(transport)
         self._socket = cast(asyncio.Transport, transport)
-        self._socket.set_write_buffer_limits(high=0)  # or what is left of an answer could wait for ever
         if manager is not None and len(manager.connections) > self._limits.connections:
             self._refuse(503, "too many connections; try again")
 
@@ -62,10 +61,29 @@ class Connection(RequestHandler):
         self._write_ended()
         super().connection_lost(exc)
 
-    # A timer for each answer would cost everybody; only what does not fit the socket waits, and is timed.
+    # A timer for each answer would cost everybody: what is timed is more than the transport likes to hold,
+    # and what is left when the connection is to close, which would wait for it.
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._write_timer = self._loop.call_later(self._limits.write_s, self._write_late)
+        self._write_begun()
+
+    async def start(self) -> None:
+        try:
+            await super().start()
+        finally:
+            self._write_last()
+
+    def force_close(self) -> None:
+        super().force_close()
+        self._write_last()
+
+    def _write_last(self) -> None:
+        if self._socket is not None and self._socket.get_write_buffer_size():
+            self._write_begun()
+
+    def _write_begun(self) -> None:
+        if self._write_timer is None:
+            self._write_timer = self._loop.call_later(self._limits.write_s, self._write_late)
 
     def resume_writing(self) -> None:
         self._write_ended()
