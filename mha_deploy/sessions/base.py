@@ -38,8 +38,7 @@ class Session(ABC):
             SessionError: after close, or from a second thread.
             FrozenAxisError: the artifact answered with another shape than its signature says.
         """
-        if self._closed:
-            raise SessionError(f"session {self.name!r} is closed; open a new one")
+        self._check_open()
         caller = threading.get_ident()
         self._owner = self._owner or caller
         if self._owner != caller:
@@ -48,6 +47,10 @@ class Session(ABC):
         outputs = self._execute(feeds)
         self._check_outputs(outputs, sizes)
         return outputs
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionError(f"session {self.name!r} is closed; open a new one")
 
     def _check_outputs(self, outputs: dict[str, Array], sizes: Sizes) -> None:
         for tensor in self.signature.outputs:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from mha_deploy.errors import GraphError, MissingError, SessionError
+from mha_deploy.errors import GraphError, MissingError
 from mha_deploy.machine import cpu_features, usable_cpus
 from mha_deploy.precision import Precision
 from mha_deploy.sessions.base import Session
@@ -71,8 +71,7 @@ class OnnxRuntimeSession(Session):
 
     def for_another_thread(self) -> Self | None:
         """Of one thread on the CPU: what its products read then lies in memory, and in caches, once."""
-        if self._closed:
-            raise SessionError(f"session {self.name!r} is closed; open a new one")
+        self._check_open()
         if not self._shareable:
             return None
         another = copy.copy(self)
