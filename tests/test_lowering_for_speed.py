@@ -11,9 +11,18 @@ from conftest import small_spec
 from exported_blocks import BLOCKS, drawn, exported, rewritten_answers
 
 from mha_deploy.bundle import CANONICAL
-from mha_deploy.lowering import flash_attention, flatten_heads, fuse_projections, whole_attention
+from mha_deploy.lowering import flash_attention, fuse_projections, lean_attention, whole_attention
+from mha_deploy.lowering.flat_heads import flatten_heads
+from mha_deploy.lowering.gathered_padding import gather_padding
 
-LOWERINGS = (fuse_projections, flatten_heads, whole_attention, flash_attention)
+LOWERINGS = (
+    fuse_projections,
+    gather_padding,
+    flatten_heads,
+    lean_attention,
+    whole_attention,
+    flash_attention,
+)
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)

@@ -31,7 +31,7 @@ from mha_deploy.sessions.onnx_runtime import OnnxRuntimeSession
 from mha_deploy.spec_file import load_spec
 
 GRID = {"batch": [1], "seq": [4, 32]}
-MADE = (CANONICAL, "no-spinning", "flat-heads", "fused-projections", "whole-attention", "flash-attention")
+MADE = (CANONICAL, "no-spinning", "lean-attention", "fused-projections", "whole-attention", "flash-attention")
 NAMES = (*MADE, "torch-eager")
 CANDIDATES = tuple(each for each in all_candidates() if each.name in NAMES)
 TWO_THREADS = Placement(threads=2)

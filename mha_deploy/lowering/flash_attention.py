@@ -1,6 +1,6 @@
 """An attention as ONNX Runtime's `com.microsoft.MultiHeadAttention`, a key mask in one more element a head.
 
-    Attention(q, k, v, mask)   ->   any(mask) * MultiHeadAttention([q, 1], [k, m], v)
+    Attention(q, k, v, mask)   ->   MultiHeadAttention([q, 1], [k, m], v)
 
 where m is 0 for a kept key and -1e38 for a masked one, so that [q, 1] . [k, m] = q . k + m. On the CPU
 that operator goes by blocks and stores no scores (flash attention), but only where it has no mask, no
@@ -19,7 +19,7 @@ from onnx import TensorProto, numpy_helper
 
 from mha_deploy.lowering.fused_projections import Projection
 from mha_deploy.lowering.graph_edit import Emitter
-from mha_deploy.lowering.runtime_attention import DOMAIN, PlainAttention, emit_guarded, rewrite_plain
+from mha_deploy.lowering.runtime_attention import DOMAIN, PlainAttention, rewrite_plain
 from mha_deploy.lowering.steps import Lowered, Step
 from mha_deploy.signature import Array
 
@@ -61,7 +61,7 @@ def _emit(found: PlainAttention, e: Emitter) -> list[Step]:
             e.op("Add", _product(found, e, key, "key_weight"), masks),
         ]
         context = e.op("MultiHeadAttention", *wide, a.v, domain=DOMAIN, **heads)
-        emit_guarded(e, context, kept, a.y)
+        found.deliver(e, context, kept)
     else:
         return []
     return [Step(e.prefix, "flash-attention", "by blocks of keys, with no scores stored and no mask read")]

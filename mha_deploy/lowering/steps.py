@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import onnx
@@ -27,6 +28,18 @@ class Lowered:
 
     model: onnx.ModelProto
     steps: tuple[Step, ...]
+
+
+Lowering = Callable[[onnx.ModelProto], Lowered]
+
+
+def in_turn(model: onnx.ModelProto, *lowerings: Lowering) -> Lowered:
+    """One after the other; what one has nothing to do with goes on to the next as it is."""
+    steps = list[Step]()
+    for lowering in lowerings:
+        lowered = lowering(model)
+        model, steps = lowered.model, [*steps, *lowered.steps]
+    return Lowered(model, tuple(steps))
 
 
 def refusal(node: str, what: str, why: str) -> GraphError:

@@ -1,6 +1,6 @@
 """A block's projections and attention as ONNX Runtime's own operator `com.microsoft.Attention`.
 
-    Attention(x W_q + b_q, x W_k + b_k, x W_v + b_v, mask)   ->   any(mask) * Attention(x, W, b, mask)
+    Attention(x W_q + b_q, x W_k + b_k, x W_v + b_v, mask)   ->   Attention(x, W, b, mask)
 
 It writes each head's query, key and value where the core reads them, so that the projections' results
 are not turned round in between. Source of its inputs and attributes: ONNX Runtime's
@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from mha_deploy.lowering.graph_edit import Emitter
-from mha_deploy.lowering.runtime_attention import DOMAIN, PlainAttention, emit_guarded, rewrite_plain
+from mha_deploy.lowering.runtime_attention import DOMAIN, PlainAttention, rewrite_plain
 from mha_deploy.lowering.steps import Lowered, Step
 
 # Added to the scores of what is not kept: no score is so large that anything is left of it.
@@ -56,7 +56,7 @@ def _emit(found: PlainAttention, e: Emitter) -> list[Step]:
     if found.keys:
         kept = e.op("Cast", found.keys, to=TensorProto.INT32)
         context = e.op("Attention", *inputs, kept, domain=DOMAIN, mask_filter_value=MASKED, **attributes)
-        emit_guarded(e, context, kept, a.y)
+        found.deliver(e, context, kept)
     else:
         e.op("Attention", *inputs, out=a.y, domain=DOMAIN, unidirectional=int(a.causal), **attributes)
     return [Step(e.prefix, "whole-attention", "with its projections it is one operator of ONNX Runtime")]
