@@ -58,6 +58,15 @@ class Started:
     out: dict[int, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Who answered a cell rightly, how far off each was, and why others are not timed on it."""
+
+    ready: list[Started]
+    errors: dict[str, float]
+    not_timed: dict[str, str]
+
+
 def run(
     plan: Plan,
     pythons: Mapping[str, Path],
@@ -147,28 +156,32 @@ def _measure(
     everyone: Sequence[Started], d_model: int, plan: Plan, scratch: Path, progress: Callable[[str], None]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The cells of one size, and what else went on meanwhile."""
-    found, cpu_s, yardstick = [], 0.0, list[float]()
+    here = {cell.name: cell for cell in plan.cells if cell.d_model == d_model}
+    checked, cases = dict[str, Checked](), dict[str, list[Connection]]()
+    for name, cell in here.items():
+        progress(f"{name}: answers")
+        checked[name] = _checked(everyone, cell, scratch)
+        cases[name] = [each.connection for each in checked[name].ready]
     cpu, end = machine.cpu_times(), watch()
-    for cell in (each for each in plan.cells if each.d_model == d_model):
-        progress(f"{cell.name}: answers")
-        ready, errors, not_timed = _checked(everyone, cell, scratch)
-        progress(f"{cell.name}: {len(ready)} take turns")
-        taken = take_rounds(cell.name, [each.connection for each in ready], plan.schedule)
-        cpu_s += taken.cpu_s
-        for each in ready:
-            if each.contestant.role == CEILING and each.contestant.name in taken.samples:
-                medians_ms = taken.samples[each.contestant.name].medians_ms
+    taken = take_rounds(cases, plan.schedule, progress=lambda text: progress(f"d_model {d_model}: {text}"))
+    found, yardstick = [], list[float]()
+    for name, cell in here.items():
+        samples = taken[name].samples
+        for each in checked[name].ready:
+            if each.contestant.role == CEILING and each.contestant.name in samples:
+                medians_ms = samples[each.contestant.name].medians_ms
                 usual_ms = statistics.median(medians_ms)  # each shape has a product of its own size
                 yardstick += [each_ms / usual_ms for each_ms in medians_ms]
         found.append(
             {
                 **cell.to_json(),
                 "ceiling_flops": cell.projection_flops,
-                "rounds_ms": {name: _rounds(samples) for name, samples in taken.samples.items()},
-                "relative_error": errors,
-                "not_timed": not_timed | taken.failed,
+                "rounds_ms": {name: _rounds(its) for name, its in samples.items()},
+                "relative_error": checked[name].errors,
+                "not_timed": checked[name].not_timed | taken[name].failed,
             }
         )
+    cpu_s = sum(each.cpu_s for each in taken.values())
     conditions = end(yardstick)
     total_s = machine.cpu_times().total_s - cpu.total_s
     # The contestants are processes of their own: what they computed is not a neighbour's.
@@ -177,13 +190,10 @@ def _measure(
     return found, {**conditions.to_json(), "notices": conditions.notices()}
 
 
-def _checked(
-    everyone: Sequence[Started], cell: Cell, scratch: Path
-) -> tuple[list[Started], dict[str, float], dict[str, str]]:
-    """Who answered this cell rightly, how far off each was, and why others are not timed on it."""
+def _checked(everyone: Sequence[Started], cell: Cell, scratch: Path) -> Checked:
     x, mask = inputs_of(cell)
     right = truth(x, mask)
-    ready, errors, not_timed = [], dict[str, float](), dict[str, str]()
+    ready, errors, not_timed = list[Started](), dict[str, float](), dict[str, str]()
     for each in everyone:
         name, role = each.contestant.name, each.contestant.role
         if not each.contestant.takes(ragged=cell.ragged):
@@ -203,7 +213,7 @@ def _checked(
                 not_timed[name] = f"wrong: relative error {error:.1e}, allowed {ALLOWED[role]:.0e}"
                 continue
         ready.append(each)
-    return ready, errors, not_timed
+    return Checked(ready, errors, not_timed)
 
 
 def _answer(connection: Connection, case: str, x: Array, mask: Array, scratch: Path) -> Array:
