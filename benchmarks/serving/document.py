@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mha_deploy.latency import nearest_rank
+from mha_deploy.latency import CONFIDENCE, median_interval, nearest_rank
 
 OURS = "mha-deploy"
 FACTOR = 1.25
-MOST_SCATTER = 0.2
 
 
 def written(data: Mapping[str, Any]) -> tuple[str, bool]:
@@ -71,17 +70,20 @@ def _ratios(rates: Mapping[str, Sequence[float]]) -> list[float]:
 
 
 def _lone(lone: Mapping[str, Any]) -> tuple[str, bool]:
-    """What a lone request pays, in a sentence, and whether that is little enough."""
-    bare, allowed = lone["medians_us"]["bare"], lone["allowed_us"]
-    # Where even the bare session's medians scatter, a difference from them says nothing.
-    scatter = (max(bare) - min(bare)) / nearest_rank(bare, 0.5)
-    light = scatter <= MOST_SCATTER and all(lone[f"{kind}_us"] <= most for kind, most in allowed.items())
+    """What a lone request pays, in a sentence, and whether that is surely little enough."""
+    said, light = [], True
+    for kind, where in (("in_process", "in process"), ("http", "over HTTP")):
+        over, most = lone["over_us"][kind], lone["allowed_us"][kind]
+        interval = median_interval(over)
+        light &= interval.high <= most  # NaN of too few rounds is not
+        said.append(
+            f"{nearest_rank(over, 0.5):.0f} us {where} ({interval.low:.0f} to {interval.high:.0f}; at most "
+            f"{most:.0f})"
+        )
+    rounds, (length, width) = len(lone["medians_us"]["bare"]), lone["tensor"]
     says = (
-        f"A lone request of {lone['tensor'][0]} x {lone['tensor'][1]} over a bare session with "
-        f"{lone['threads']} threads, median of {lone['rounds']} rounds: {lone['in_process_us']:.0f} us in "
-        f"process (at most {allowed['in_process']:.0f}), {lone['http_us']:.0f} us over HTTP (at most "
-        f"{allowed['http']:.0f}); the bare session's medians scatter by {scatter:.0%} (at most "
-        f"{MOST_SCATTER:.0%} for the difference to count); {_word(light)}."
+        f"A lone request of {length} x {width} over a bare session with {lone['threads']} threads, median of "
+        f"{rounds} rounds with its {CONFIDENCE:.0%} interval: {', '.join(said)}; {_word(light)}."
     )
     return says, light
 
