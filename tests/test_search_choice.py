@@ -99,6 +99,31 @@ def test_a_second_engine_is_worth_it_where_one_for_all_is_far_behind_at_some_siz
     assert choose([Size(16, {"a": alike, "b": 1.0}), *long], ["a", "b"]) == Route("a", "a")
 
 
+SLOWER = [1.03, 1.01, 1.04, 1.02, 1.05, 1.02, 1.04, 1.03]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "slower", "chosen"),
+    [
+        (1.03, SLOWER, Route("a", "b", 128)),
+        (1.03, [0.99, *SLOWER[1:]], Route("a", "a")),  # one round of eight says otherwise
+        (1.03, SLOWER[:7], Route("a", "a")),  # too few for an interval
+        (1.015, SLOWER, Route("a", "a")),  # sure, and little
+    ],
+)
+def test_a_second_engine_that_is_faster_in_every_round_need_not_be_far_ahead(ratio, slower, chosen):
+    short = [Size(length, {"a": 1.0, "b": 1.05}) for length in (16, 64, 128)]
+    rounds_ms = {"a": [20 * each for each in slower], "b": [20.0] * len(slower)}
+    assert choose([*short, Size(1024, {"a": ratio, "b": 1.0}, rounds_ms)], ["a", "b"]) == chosen
+
+
+def test_who_was_not_in_the_final_is_judged_by_its_ratio_alone():
+    short = [Size(length, {"a": 1.0, "b": 1.05}) for length in (16, 64, 128)]
+    for ratio, single in ((1.04, True), (1.06, False)):
+        long = Size(1024, {"a": ratio, "b": 1.0}, {"b": [20.0] * 8})
+        assert choose([*short, long], ["a", "b"]).single is single
+
+
 def test_how_far_one_for_all_is_behind_counts_also_where_a_third_is_ahead_elsewhere():
     short = Size(16, {"a": 1.06, "b": 1.06, "c": 1.0})
     long = [Size(length, {"a": 1.0, "b": 1.05, "c": 1.2}) for length in (64, 128, 256, 512)]

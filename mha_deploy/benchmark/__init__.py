@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from mha_deploy.benchmark.baseline import GateReport, gate
 from mha_deploy.benchmark.candidates import Candidate, ContestReport, candidate, contest
-from mha_deploy.benchmark.comparison import Comparison, Estimate, compare
+from mha_deploy.benchmark.comparison import Comparison, Estimate, compare, compare_medians
 from mha_deploy.benchmark.conditions import Conditions, watch
 from mha_deploy.benchmark.operators import Profile, profile
 from mha_deploy.benchmark.picture import check_picture, draw_roofline
@@ -45,6 +45,7 @@ __all__ = [
     "candidate",
     "check_picture",
     "compare",
+    "compare_medians",
     "contest",
     "draw_roofline",
     "gate",

@@ -77,9 +77,17 @@ def compare(a: Samples, b: Samples) -> Comparison:
             "the same rounds"
         )
     check_rounds(len(a.rounds_ms))
-    logs = [math.log(two / one) for one, two in zip(a.medians_ms, b.medians_ms, strict=True)]
+    return Comparison(a, b, compare_medians(a.medians_ms, b.medians_ms))
+
+
+def compare_medians(a: Sequence[float], b: Sequence[float]) -> Estimate:
+    """The ratio of `b` to `a` (one positive number a round), measured in the same rounds.
+
+    The interval is NaN where there are too few rounds.
+    """
+    logs = [math.log(two / one) for one, two in zip(a, b, strict=True)]
     averages = [(one + two) / 2 for i, one in enumerate(logs) for two in logs[i:]]
-    return Comparison(a, b, _estimate(averages, _signed_rank_counts(len(logs))))
+    return _estimate(averages, _signed_rank_counts(len(logs)))
 
 
 def check_rounds(rounds: int) -> None:

@@ -4,27 +4,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from mha_deploy.benchmark import compare_medians
+from mha_deploy.latency import CONFIDENCE
 
 # Nearer to each other than this two candidates are alike, and the simpler one stays.
 ALIKE = 0.01
-# A second engine, which takes memory of its own, has to gain more than this over all sizes; or more than
-# that at one of them, which whoever has no other sizes would feel, and over all more than nothing.
-MARGIN, SOMEWHERE = 0.03, 0.05
+# A second engine, which takes memory of its own, has to gain more than this over all sizes; or that much more
+# at one of them, which whoever has no other sizes would feel; or surely, as the rounds say, more than little.
+MARGIN, SOMEWHERE, SURELY = 0.03, 0.05, 0.02
 RULE = (
     "chosen: the least geometric mean of time over the fastest one's, over all sizes; the simpler of two "
     f"within {ALIKE:.0%}; two engines, one for short inputs and one for long ones, where they are more than "
-    f"{MARGIN:.0%} faster than one for all, or {ALIKE:.0%} and at some size more than {SOMEWHERE:.0%}"
+    f"{MARGIN:.0%} faster than one for all, or at some size more than {SOMEWHERE:.0%}, or there more than "
+    f"{SURELY:.0%} with a {CONFIDENCE:.0%} interval over rounds that excludes 1"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One size: its query length, and by candidate the time over the fastest one's."""
+    """One size: its query length, and by candidate the time over the fastest one's, and the medians of the
+    rounds in which the best ran together."""
 
     length: int
     ratios: Mapping[str, float]
+    rounds_ms: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    def behind(self, name: str, other: str) -> bool:
+        """Whether `name` is so much slower than `other` that `other` is worth having for this size."""
+        ratio = self.ratios[name] / self.ratios[other]
+        if ratio > 1 + SOMEWHERE or not {name, other} <= self.rounds_ms.keys():
+            return ratio > 1 + SOMEWHERE
+        estimate = compare_medians(self.rounds_ms[other], self.rounds_ms[name])
+        return ratio > 1 + SURELY and estimate.interval.low > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +78,8 @@ def choose(sizes: Sequence[Size], names: Sequence[str]) -> Route:
         return best
     two = min(pairs, key=lambda pair: _cost(pair, sizes))  # of two engines none is simple
     one_s, two_s = _cost(best, sizes), _cost(two, sizes)
-    far = max(size.ratios[best.at(size.length)] / size.ratios[two.at(size.length)] for size in sizes)
-    feels = far > 1 + SOMEWHERE and one_s > two_s * (1 + ALIKE)
-    return two if feels or one_s > two_s * (1 + MARGIN) else best
+    feels = any(size.behind(best.at(size.length), two.at(size.length)) for size in sizes)
+    return two if (feels and one_s > two_s) or one_s > two_s * (1 + MARGIN) else best
 
 
 def _simplest(routes: Sequence[Route], sizes: Sequence[Size]) -> Route:

@@ -280,7 +280,9 @@ class _Search:
 
 
 def _size(measured: Measured) -> Size:
-    return Size(measured.length, {name: timing.ratio for name, timing in measured.timings.items()})
+    timings = measured.timings
+    rounds_ms = {name: timing.rounds_p50_ms for name, timing in timings.items() if timing.final}
+    return Size(measured.length, {name: timing.ratio for name, timing in timings.items()}, rounds_ms)
 
 
 def _none(tried: Sequence[Tried]) -> MhaDeployError:
