@@ -37,6 +37,8 @@ def build(task):
                 x, mask if fault != "ignores the mask" else np.ones_like(mask), weights, task.num_heads
             )
             burn()
+            if fault == "slows down":
+                time.sleep(len(runs) * 1e-4)
             return y.astype(np.float32)
 
         return run

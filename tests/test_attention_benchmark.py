@@ -111,7 +111,8 @@ def test_who_refuses_a_size_is_out_of_it_with_its_reason_on_one_line(results):
     assert described(results, "picky")["failed"] == {"384": "RuntimeError: this size is not for me"}
 
 
-def test_who_dies_is_out_from_then_on_and_the_others_go_on(results):
+def test_who_dies_is_out_of_all_shapes_of_the_size_and_the_others_go_on(results):
+    assert "ended with status 7" in cell(results, 0)["not_timed"]["mortal"]
     assert "ended with status 7" in cell(results, 1)["not_timed"]["mortal"]
     assert "ended with status 7" in cell(results, 2)["not_timed"]["mortal"]
 
@@ -243,6 +244,15 @@ def test_a_round_runs_in_an_order_drawn_by_chance_and_then_in_reverse():
     assert pauses == [0.06] * 48
     assert taken.cpu_s == 0.25 * 51
     assert [len(samples) for samples in taken.samples["a"].rounds_ms] == [2] * 8
+
+
+def test_a_ceiling_that_sinks_from_round_to_round_is_noticed_as_drift(tmp_path, monkeypatch):
+    # Each call of the ceiling takes longer than the one before, whatever its shape.
+    sinking, python = fake("ceiling", CEILING, fault="slows down"), Path(sys.executable)
+    plan = Plan(CELLS, SHORT, tmp_path, "the command")
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    found = run(plan, {"ours": python, "ceiling": python}, [fake("ours", OURS), sinking], {})
+    assert any(notice.startswith("drift") for notice in found.data["conditions"]["384"]["notices"])
 
 
 def test_a_round_goes_through_all_cases_before_the_next_begins():

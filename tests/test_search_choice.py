@@ -117,6 +117,13 @@ def test_a_second_engine_that_is_faster_in_every_round_need_not_be_far_ahead(rat
     assert choose([*short, Size(1024, {"a": ratio, "b": 1.0}, rounds_ms)], ["a", "b"]) == chosen
 
 
+def test_a_second_engine_that_gains_at_one_size_and_loses_at_another_is_not_chosen():
+    one, batch = Size(16, {"a": 1.06, "b": 1.0}), Size(16, {"a": 1.0, "b": 1.055})
+    long = Size(512, {"a": 1.0, "b": 1.3})
+    assert choose([one, batch, long], ["a", "b"]) == Route("a", "a")
+    assert choose([one, long], ["a", "b"]) == Route("b", "a", 16)
+
+
 def test_who_was_not_in_the_final_is_judged_by_its_ratio_alone():
     short = [Size(length, {"a": 1.0, "b": 1.05}) for length in (16, 64, 128)]
     for ratio, single in ((1.04, True), (1.06, False)):

@@ -3,7 +3,8 @@
 Each process times its own runs, so that the pipe is in no sample. A round goes through all cases, so that
 a neighbour's busy minute falls on a few rounds of each rather than on every round of one. In a case the
 peers run in an order drawn by chance and then in reverse, after a pause each, and samples are kept by
-round. A peer that fails leaves the rounds of that case, and what it had there is dropped.
+round. A peer that fails leaves the rounds of that case, and what it had there is dropped; one whose process
+ends leaves all.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def run(
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": plan.command,
         "machine": machine.describe(),
-        "schedule": {**plan.schedule.to_json(), "warm_s": WARM_S},
+        "schedule": {**plan.schedule.to_json(), "warm_s": WARM_S, "round": "through all shapes of a size"},
         "conditions": conditions,
         "contestants": [_described(each, everyone, not_run) for each in roster],
         "cells": measured,
@@ -164,25 +164,26 @@ def _measure(
         cases[name] = [each.connection for each in checked[name].ready]
     cpu, end = machine.cpu_times(), watch()
     taken = take_rounds(cases, plan.schedule, progress=lambda text: progress(f"d_model {d_model}: {text}"))
-    found, yardstick = [], list[float]()
+    found, ceilings = [], list[list[float]]()
     for name, cell in here.items():
         samples = taken[name].samples
         for each in checked[name].ready:
             if each.contestant.role == CEILING and each.contestant.name in samples:
                 medians_ms = samples[each.contestant.name].medians_ms
                 usual_ms = statistics.median(medians_ms)  # each shape has a product of its own size
-                yardstick += [each_ms / usual_ms for each_ms in medians_ms]
+                ceilings.append([each_ms / usual_ms for each_ms in medians_ms])
         found.append(
             {
                 **cell.to_json(),
                 "ceiling_flops": cell.projection_flops,
-                "rounds_ms": {name: _rounds(its) for name, its in samples.items()},
+                "rounds_ms": {peer: _rounds(of_peer) for peer, of_peer in samples.items()},
                 "relative_error": checked[name].errors,
                 "not_timed": checked[name].not_timed | taken[name].failed,
             }
         )
     cpu_s = sum(each.cpu_s for each in taken.values())
-    conditions = end(yardstick)
+    # As they came: round by round, and through the shapes in each.
+    conditions = end([share for round_shares in zip(*ceilings, strict=True) for share in round_shares])
     total_s = machine.cpu_times().total_s - cpu.total_s
     # The contestants are processes of their own: what they computed is not a neighbour's.
     others = max(0.0, conditions.neighbours_share - cpu_s / total_s)

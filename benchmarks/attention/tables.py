@@ -36,7 +36,7 @@ def _head(results: Results) -> Iterator[str]:
     yield f"- Machine: {machine['system']}, {machine['cpu']}, {machine['usable_cpus']} cores, "
     yield f"  {', '.join(machine['cpu_features'])}; taken {data['date']}."
     yield (
-        f"- Protocol: {schedule['rounds']} rounds, each through all shapes of a size; order "
+        f"- Protocol: {schedule['rounds']} rounds, each {schedule.get('round', 'of one shape')}; order "
         f"{schedule['order']} (seed {schedule['seed']}), "
         f"{schedule['pause_s'] * 1e3:.0f} ms of pause and {schedule['unrecorded_runs_a_turn']} unrecorded "
         f"runs (fewer once they took {schedule['warm_s'] * 1e3:.0f} ms) before each turn, "

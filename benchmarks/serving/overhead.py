@@ -44,8 +44,8 @@ _PAUSE_S, _BLOCK, _UNRECORDED = 0.1, 50, 10
 def measure(rounds: int, threads: int) -> dict[str, Any]:
     """Medians in microseconds of bare, in-process and HTTP requests, in alternating blocks.
 
-    Each round gives one median of each, and so one overhead of each kind: what the bare session itself
-    took in that minute is no part of it.
+    Each round gives one median of each, and so one overhead of each kind: a minute in which everything takes
+    longer is in it once and not twice.
     """
     bundle = export(SPEC, FOLDER)
     feeds = Inputs.for_signature(bundle.signature, LENGTH).feeds(LENGTH, 0)

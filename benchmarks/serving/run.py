@@ -22,6 +22,7 @@ from document import written
 from subject import exported
 from systems import NAMES, OURS, System, prepare, started
 
+from mha_deploy.benchmark.rounds import ROUNDS
 from mha_deploy.bundle import Bundle
 from mha_deploy.errors import InputError
 from mha_deploy.load import (
@@ -100,8 +101,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "serving-benchmark.json")
     options = parser.parse_args()
     unknown = set(options.peers.split(",")) - set(NAMES)
-    if unknown or options.rounds < 1:
-        parser.error(f"peers are {', '.join(NAMES)}; rounds at least 1")
+    if unknown or options.rounds < 1 or options.overhead_rounds < ROUNDS:
+        parser.error(f"peers are {', '.join(NAMES)}; rounds at least 1; overhead rounds at least {ROUNDS}")
     return options
 
 

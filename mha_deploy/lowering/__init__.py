@@ -3,9 +3,9 @@
 Two targets: `lower_for_tensorrt` touches only what TensorRT's parser refuses, drops or cannot
 build, and keeps attention one `Attention` node wherever it can; `lower_to_portable` leaves an
 opset 20 graph with no `Attention` in it. Four are for speed: `fuse_projections` makes one product of
-those that read one tensor, `lean_attention` leaves the splitting of heads to the operator and biases out,
-`whole_attention` has ONNX Runtime's own operator do all but the last product, and `flash_attention` has
-another of them go by blocks of keys. All name every rewrite.
+those that read one tensor, `lean_attention` leaves less around it (the operator splits heads, there are
+fewer biases, padding is looked up), `whole_attention` has ONNX Runtime's own operator do all but the last
+product, and `flash_attention` has another of them go by blocks of keys. All name every rewrite.
 What has no lowering is refused with a `GraphError` that names the node.
 """
 

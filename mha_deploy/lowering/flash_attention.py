@@ -61,7 +61,7 @@ def _emit(found: PlainAttention, e: Emitter) -> list[Step]:
             e.op("Add", _product(found, e, key, "key_weight"), masks),
         ]
         context = e.op("MultiHeadAttention", *wide, a.v, domain=DOMAIN, **heads)
-        found.deliver(e, context, kept)
+        found.put_out(e, context, kept)
     else:
         return []
     return [Step(e.prefix, "flash-attention", "by blocks of keys, with no scores stored and no mask read")]

@@ -15,7 +15,15 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from mha_deploy.lowering.graph_edit import drop_unread, is_default, label, replace_all, used_names
+from mha_deploy.lowering.graph_edit import (
+    constants_of,
+    drop_unread,
+    is_default,
+    label,
+    read_counts,
+    replace_all,
+    used_names,
+)
 from mha_deploy.lowering.steps import Lowered, Step
 from mha_deploy.signature import Array
 
@@ -73,8 +81,8 @@ def fuse_projections(model: onnx.ModelProto) -> Lowered:
 def projections(model: onnx.ModelProto) -> list[list[Projection]]:
     """Projections by the tensor that they read and its dtype, in the graph's order."""
     graph = model.graph
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    given = {value.name for value in (*graph.input, *graph.output)}
+    constants, counts = constants_of(model), read_counts(model)
+    outputs = {value.name for value in graph.output}
     readers = defaultdict[str, list[NodeProto]](list)
     for node in graph.node:
         for name in node.input:
@@ -82,18 +90,18 @@ def projections(model: onnx.ModelProto) -> list[list[Projection]]:
     found = defaultdict[tuple[str, int], list[Projection]](list)
     for node in graph.node:
         weight = constants.get(node.input[1]) if is_default(node, "MatMul") else None
-        if weight is None or len(weight.dims) != 2 or weight.name in given or node.output[0] in given:
+        if weight is None or len(weight.dims) != 2 or node.output[0] in outputs:
             continue
-        add, bias = _bias(node, readers, constants, int(weight.dims[1]))
+        only = readers[node.output[0]] if counts[node.output[0]] == 1 else []
+        add, bias = _bias(node, only, constants, int(weight.dims[1]))
         found[node.input[0], weight.data_type].append(Projection(node, weight, add, bias))
     return list(found.values())
 
 
 def _bias(
-    product: NodeProto, readers: dict[str, list[NodeProto]], constants: dict[str, TensorProto], width: int
+    product: NodeProto, only: list[NodeProto], constants: dict[str, TensorProto], width: int
 ) -> tuple[NodeProto | None, TensorProto | None]:
-    """The addition of a vector that alone reads the product, and that vector."""
-    only = readers.get(product.output[0], [])
+    """The addition of a vector, where that is the `only` reader of the product, and that vector."""
     if len(only) != 1 or not is_default(only[0], "Add"):
         return None, None
     other = [name for name in only[0].input if name != product.output[0]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,6 +120,22 @@ def read_names(model: onnx.ModelProto) -> set[str]:
         for nested in subgraphs(node):
             names |= {value.name for value in nested.output}
     return names
+
+
+def read_counts(model: onnx.ModelProto) -> Counter[str]:
+    """How often each tensor of the main graph is read, in subgraphs too, or given out."""
+    counts = Counter(value.name for value in model.graph.output)
+    for node in walk(model.graph.node):
+        counts.update(node.input)
+        for nested in subgraphs(node):
+            counts.update(value.name for value in nested.output)
+    return counts
+
+
+def constants_of(model: onnx.ModelProto) -> dict[str, TensorProto]:
+    """The initializers that no caller can replace: one that is a graph input too is but its default."""
+    given = {value.name for value in model.graph.input}
+    return {tensor.name: tensor for tensor in model.graph.initializer if tensor.name not in given}
 
 
 def producers(model: onnx.ModelProto) -> dict[str, NodeProto]:

@@ -34,7 +34,8 @@ def kept_keys(
 
 def raised_axes(node: NodeProto, constants: Mapping[str, TensorProto]) -> list[int]:
     """The axes that an Unsqueeze adds; empty for any other node, and for axes that are not constant."""
-    axes = constants.get(node.input[1]) if is_default(node, "Unsqueeze") else None
+    later = is_default(node, "Unsqueeze") and len(node.input) > 1  # before opset 13 they were an attribute
+    axes = constants.get(node.input[1]) if later else None
     found: list[int] = [] if axes is None else numpy_helper.to_array(axes).tolist()
     return found
 

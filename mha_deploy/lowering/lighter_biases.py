@@ -1,13 +1,15 @@
 """Biases that cancel, or that can be added later together with another.
 
-query . (key + b_k)    ->  query . key       each score of a query grows by query . b_k: softmax cancels it
-weights (value + b_v)  ->  weights value     weights sum to 1, so that the context grows by b_v, and
-context W_o + b_o      ->  context W_o + (b_o + b_v W_o), or b_o where no key is kept and weights are 0
+All scores of a query grow alike by a bias of the keys, and softmax cancels that, but for the rounding of
+the scores, which beside large ones can be seen. Weights sum to 1, so that the context grows by a bias of the
+values, and the output by what comes of it; where no key is kept the weights are 0, and so is that.
+
+    query . (key + b_k)                ->  query . key
+    (weights (value + b_v)) W_o + b_o  ->  (weights value) W_o + (b_o + b_v W_o, or b_o without a key)
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,11 +22,13 @@ from mha_deploy.lowering.fused_projections import Projection, projections
 from mha_deploy.lowering.graph_edit import (
     Emitter,
     TensorInfo,
+    constants_of,
     drop_unread,
     is_default,
     label,
     opset_of,
     producers,
+    read_counts,
     read_names,
     refuse_nested,
     replace_all,
@@ -71,7 +75,7 @@ class _Graph:
     read: set[str]
     makers: Mapping[str, NodeProto]
     constants: Mapping[str, TensorProto]
-    made_by: Mapping[str, Projection]
+    made_by: dict[str, Projection]
     of_input: Mapping[str, list[Projection]]
     readers: Mapping[str, int]
 
@@ -83,11 +87,10 @@ class _Graph:
             tensor_infos(model),
             read_names(model),
             producers(model),
-            {tensor.name: tensor for tensor in model.graph.initializer},
+            constants_of(model),
             {each.result: each for group in groups for each in group},
             {group[0].product.input[0]: group for group in groups},
-            Counter(name for node in model.graph.node for name in node.input)
-            + Counter(value.name for value in model.graph.output),
+            read_counts(model),
         )
 
     def lighten(self, node: NodeProto, e: Emitter) -> list[Step]:
@@ -107,8 +110,11 @@ class _Graph:
         return steps
 
     def _with_bias(self, name: str) -> Projection | None:
+        """What `name` is a projection with a bias of, if as much is known of the product alone."""
         found = self.made_by.get(name)
-        return found if found is not None and found.bias is not None else None
+        if found is None or found.bias is None:
+            return None
+        return found if self.infos.get(found.product.output[0]) == self.infos[name] else None
 
     def _output(self, a: AttentionNode) -> Projection | None:
         """The projection that alone reads the context, and has a bias."""
@@ -131,6 +137,7 @@ class _Graph:
         assert output.add is not None
         assert output.bias is not None
         output.add.input[list(output.add.input).index(output.bias.name)] = later
+        del self.made_by[output.result]  # it has another bias now, should it be the next one's value
         return True
 
     def _chosen(self, biases: Array, dtype: int, keys: str, e: Emitter) -> str:

@@ -19,6 +19,7 @@ from mha_deploy.lowering.fused_projections import Projection, projections
 from mha_deploy.lowering.gathered_padding import gather_padding
 from mha_deploy.lowering.graph_edit import (
     Emitter,
+    constants_of,
     drop_unread,
     opset_of,
     producers,
@@ -38,14 +39,14 @@ class PlainAttention:
     """An attention with no mask but causality, or `keys` [batch, key] for all queries; "" for none.
 
     `projected` are the projections that query, key and value are, None for one that is no projection.
-    `zero` says that the values of masked keys are 0.
+    `zero_where_masked` says that masked keys have values of 0.
     """
 
     node: AttentionNode
     keys: str
     projected: tuple[Projection | None, ...]
     graph: onnx.GraphProto
-    zero: bool
+    zero_where_masked: bool
 
     def constant(self, e: Emitter, stem: str, array: Array) -> str:
         """The name of a new initializer."""
@@ -53,9 +54,9 @@ class PlainAttention:
         self.graph.initializer.append(numpy_helper.from_array(array, name))
         return name
 
-    def deliver(self, e: Emitter, context: str, kept: str) -> None:
+    def put_out(self, e: Emitter, context: str, kept: str) -> None:
         """`context` [B, S, d] as the result, but 0 in rows of the batch whose `kept` [B, T], int32, is 0."""
-        if self.zero:  # and so is their mean
+        if self.zero_where_masked:  # and so is their mean
             e.deliver(context, self.node.y)
             return
         seen = e.op("Cast", e.op("ReduceMax", kept, e.ints(1), keepdims=1), to=TensorProto.FLOAT)
@@ -69,8 +70,8 @@ Emit = Callable[[PlainAttention, Emitter], list[Step]]
 def rewrite_plain(model: onnx.ModelProto, emit: Emit) -> Lowered:
     """The model after `emit` on each `Attention` of fp32 with as many key heads as query heads.
 
-    They have flat heads and lighter biases by then. Inputs and outputs stay, and so does what `emit`
-    leaves.
+    They have flat heads and lighter biases by then. Inputs and outputs stay. Where `emit` leaves all, the
+    model comes back as it is; beside one that it rewrites, others are made lean too.
 
     Raises:
         GraphError: an `Attention` node stands in a subgraph, or is not what the standard allows.
@@ -80,7 +81,7 @@ def rewrite_plain(model: onnx.ModelProto, emit: Emit) -> Lowered:
     copy.CopyFrom(light.model)
     opset, read, makers = opset_of(copy), read_names(copy), producers(copy)
     found = {each.result: each for group in projections(copy) for each in group}
-    constants = {tensor.name: tensor for tensor in light.model.graph.initializer}
+    constants = constants_of(light.model)
 
     def rewrite(node: NodeProto, e: Emitter) -> list[Step]:
         a = read_attention(node, opset, e.infos, read)

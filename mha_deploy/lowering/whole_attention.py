@@ -56,7 +56,7 @@ def _emit(found: PlainAttention, e: Emitter) -> list[Step]:
     if found.keys:
         kept = e.op("Cast", found.keys, to=TensorProto.INT32)
         context = e.op("Attention", *inputs, kept, domain=DOMAIN, mask_filter_value=MASKED, **attributes)
-        found.deliver(e, context, kept)
+        found.put_out(e, context, kept)
     else:
         e.op("Attention", *inputs, out=a.y, domain=DOMAIN, unidirectional=int(a.causal), **attributes)
     return [Step(e.prefix, "whole-attention", "with its projections it is one operator of ONNX Runtime")]

@@ -18,8 +18,8 @@ MARGIN, SOMEWHERE, SURELY = 0.03, 0.05, 0.02
 RULE = (
     "chosen: the least geometric mean of time over the fastest one's, over all sizes; the simpler of two "
     f"within {ALIKE:.0%}; two engines, one for short inputs and one for long ones, where they are more than "
-    f"{MARGIN:.0%} faster than one for all, or at some size more than {SOMEWHERE:.0%}, or there more than "
-    f"{SURELY:.0%} with a {CONFIDENCE:.0%} interval over rounds that excludes 1"
+    f"{MARGIN:.0%} faster than one for all; or faster, at no size slower by so much, and at one by more "
+    f"than {SOMEWHERE:.0%}, or {SURELY:.0%} with a {CONFIDENCE:.0%} interval over rounds that excludes 1"
 )
 
 
@@ -35,10 +35,11 @@ class Size:
     def behind(self, name: str, other: str) -> bool:
         """Whether `name` is so much slower than `other` that `other` is worth having for this size."""
         ratio = self.ratios[name] / self.ratios[other]
-        if ratio > 1 + SOMEWHERE or not {name, other} <= self.rounds_ms.keys():
-            return ratio > 1 + SOMEWHERE
-        estimate = compare_medians(self.rounds_ms[other], self.rounds_ms[name])
-        return ratio > 1 + SURELY and estimate.interval.low > 1
+        if ratio > 1 + SOMEWHERE:
+            return True
+        if ratio <= 1 + SURELY or not {name, other} <= self.rounds_ms.keys():
+            return False
+        return compare_medians(self.rounds_ms[other], self.rounds_ms[name]).interval.low > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,9 @@ def choose(sizes: Sequence[Size], names: Sequence[str]) -> Route:
         return best
     two = min(pairs, key=lambda pair: _cost(pair, sizes))  # of two engines none is simple
     one_s, two_s = _cost(best, sizes), _cost(two, sizes)
-    feels = any(size.behind(best.at(size.length), two.at(size.length)) for size in sizes)
-    return two if (feels and one_s > two_s) or one_s > two_s * (1 + MARGIN) else best
+    gains = any(size.behind(best.at(size.length), two.at(size.length)) for size in sizes)
+    loses = any(size.behind(two.at(size.length), best.at(size.length)) for size in sizes)
+    return two if (gains and not loses and one_s > two_s) or one_s > two_s * (1 + MARGIN) else best
 
 
 def _simplest(routes: Sequence[Route], sizes: Sequence[Size]) -> Route:

@@ -13,7 +13,7 @@ import numpy as np
 
 from mha_deploy.errors import GraphError, MissingError
 from mha_deploy.machine import usable_cpus, version
-from mha_deploy.precision import Precision
+from mha_deploy.precision import Precision, numpy_dtype
 from mha_deploy.sessions.base import Session
 from mha_deploy.sessions.placement import DEFAULT_PLACEMENT, Placement
 from mha_deploy.signature import Array, Feeds, Signature
@@ -50,17 +50,24 @@ class OpenVinoSession(Session):
             raise MissingError(lacking)
         compiled = _compiled(path, precision, placement.threads or usable_cpus())
         self._request: Any = compiled.create_infer_request()
-        self._outputs = [tensor.name for tensor in signature.outputs]
+        self._tensor: Any = _openvino().Tensor
         super().__init__(name, signature, precision, f"OpenVINO CPU {precision.value}")
 
     def _execute(self, feeds: Feeds) -> dict[str, Array]:
         given = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
+        sizes = self.signature.check(feeds)
+        # Written into new arrays, which a later run does not touch: its own memory would have to be copied.
+        found = {
+            tensor.name: np.empty(self.signature.shape(tensor, sizes), numpy_dtype(tensor.dtype))
+            for tensor in self.signature.outputs
+        }
         try:
-            # Without shared outputs the arrays are copies, which a later run does not touch.
-            found = self._request.infer(given, share_inputs=True, share_outputs=False)
+            for name, array in found.items():
+                self._request.set_tensor(name, self._tensor(array, shared_memory=True))
+            self._request.infer(given, share_inputs=True, share_outputs=True)
         except RuntimeError as error:
             raise GraphError(f"OpenVINO failed to run {self.name!r}: {_one_line(error)}") from error
-        return {name: found[name] for name in self._outputs}
+        return found
 
     def _release(self) -> None:
         self._request = None
@@ -92,20 +99,24 @@ def _compiled(path: Path, precision: Precision, threads: int) -> Any:
 
 
 def _core() -> Any:
-    """OpenVINO's entry point.
+    """OpenVINO's entry point. Raises MissingError as `_openvino` does."""
+    return _openvino().Core()
+
+
+def _openvino() -> Any:
+    """The module.
 
     Raises:
         MissingError: openvino is not installed, or does not load.
     """
     try:
         with interrupts_held():
-            openvino: Any = importlib.import_module("openvino")
+            return importlib.import_module("openvino")
     except ImportError as error:
         raise MissingError(
             f"openvino does not load ({_one_line(error)}); install it with: "
             "pip install 'mha-deploy[openvino]'"
         ) from error
-    return openvino.Core()
 
 
 def _one_line(error: BaseException) -> str:
