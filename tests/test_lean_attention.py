@@ -148,6 +148,17 @@ def test_a_context_that_a_subgraph_reads_keeps_the_bias_of_its_values(random):
     assert_answers_as(model, lowered.model, drawn_x(random))
 
 
+def test_heads_that_a_subgraph_reads_stay_split(tmp_path):
+    model = exported(tmp_path, small_spec())
+    (attention,) = [node for node in model.graph.node if node.op_type == "Attention"]
+    identity = helper.make_node("Identity", [attention.output[0]], ["seen"])
+    inner = helper.make_graph([identity], "inner", [], [floats("seen", "batch", 4, "seq", 8)])
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "true"))
+    model.graph.node.append(helper.make_node("If", ["true"], ["also"], then_branch=inner, else_branch=inner))
+    model.graph.output.append(floats("also", "batch", 4, "seq", 8))
+    assert "flatten-heads" not in rules(lean_attention(model))
+
+
 def test_a_context_that_is_given_out_keeps_the_bias_of_its_values(random):
     model = stacked(random)
     model.graph.output.append(floats("a", "B", "S", 16))

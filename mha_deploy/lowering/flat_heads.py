@@ -9,7 +9,6 @@ kv_num_heads), so that a runtime may do it as it likes; and the arithmetic on sh
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from mha_deploy.lowering.graph_edit import (
     drop_unread,
     is_default,
     label,
+    only_readers,
     opset_of,
     producers,
     read_names,
@@ -61,20 +61,13 @@ class _Graph:
     opset: int
     infos: Mapping[str, TensorInfo]
     read: set[str]
-    outputs: set[str]
     makers: Mapping[str, NodeProto]
-    readers: Mapping[str, list[NodeProto]]
+    readers: Mapping[str, NodeProto]
 
     @classmethod
     def of(cls, model: onnx.ModelProto) -> _Graph:
-        readers = defaultdict[str, list[NodeProto]](list)
-        for node in model.graph.node:
-            for name in node.input:
-                readers[name].append(node)
-        outputs = {value.name for value in model.graph.output}
-        return cls(
-            opset_of(model), tensor_infos(model), read_names(model), outputs, producers(model), readers
-        )
+        infos, makers = tensor_infos(model), producers(model)
+        return cls(opset_of(model), infos, read_names(model), makers, only_readers(model))
 
     def flatten(self, node: NodeProto) -> list[Step]:
         attention = read_attention(node, self.opset, self.infos, self.read)
@@ -99,15 +92,11 @@ class _Graph:
 
     def _after(self, attention: AttentionNode) -> str:
         """Where [B, heads, S, D] goes as [B, S, heads * D], if it goes nowhere else; else ""."""
-        transpose = self._only_reader(attention.y)
-        reshape = self._only_reader(transpose.output[0]) if transpose and _turns(transpose) else None
+        transpose = self.readers.get(attention.y)
+        reshape = self.readers.get(transpose.output[0]) if transpose and _turns(transpose) else None
         if reshape is None or not is_default(reshape, "Reshape"):
             return ""
         return reshape.output[0] if self._same(reshape.output[0], reshape.input[0]) else ""
-
-    def _only_reader(self, tensor: str) -> NodeProto | None:
-        readers = self.readers[tensor]
-        return readers[0] if len(readers) == 1 and tensor not in self.outputs else None
 
     def _same(self, flat: str, split: str) -> bool:
         """Whether `split` [B, S, heads, D] is `flat` [B, S, heads * D] with its last axis split."""

@@ -20,7 +20,7 @@ from mha_deploy.lowering.graph_edit import (
     drop_unread,
     is_default,
     label,
-    read_counts,
+    only_readers,
     replace_all,
     used_names,
 )
@@ -81,32 +81,28 @@ def fuse_projections(model: onnx.ModelProto) -> Lowered:
 def projections(model: onnx.ModelProto) -> list[list[Projection]]:
     """Projections by the tensor that they read and its dtype, in the graph's order."""
     graph = model.graph
-    constants, counts = constants_of(model), read_counts(model)
+    constants, readers = constants_of(model), only_readers(model)
     outputs = {value.name for value in graph.output}
-    readers = defaultdict[str, list[NodeProto]](list)
-    for node in graph.node:
-        for name in node.input:
-            readers[name].append(node)
     found = defaultdict[tuple[str, int], list[Projection]](list)
     for node in graph.node:
         weight = constants.get(node.input[1]) if is_default(node, "MatMul") else None
         if weight is None or len(weight.dims) != 2 or node.output[0] in outputs:
             continue
-        only = readers[node.output[0]] if counts[node.output[0]] == 1 else []
-        add, bias = _bias(node, only, constants, int(weight.dims[1]))
+        add, bias = _bias(node, readers, constants, int(weight.dims[1]))
         found[node.input[0], weight.data_type].append(Projection(node, weight, add, bias))
     return list(found.values())
 
 
 def _bias(
-    product: NodeProto, only: list[NodeProto], constants: dict[str, TensorProto], width: int
+    product: NodeProto, readers: dict[str, NodeProto], constants: dict[str, TensorProto], width: int
 ) -> tuple[NodeProto | None, TensorProto | None]:
-    """The addition of a vector, where that is the `only` reader of the product, and that vector."""
-    if len(only) != 1 or not is_default(only[0], "Add"):
+    """The addition of a vector that alone reads the product, and that vector."""
+    add = readers.get(product.output[0])
+    if add is None or not is_default(add, "Add"):
         return None, None
-    other = [name for name in only[0].input if name != product.output[0]]
-    vector = constants.get(other[0]) if other else None
-    return (only[0], vector) if vector is not None and list(vector.dims) == [width] else (None, None)
+    (other,) = [name for name in add.input if name != product.output[0]]
+    vector = constants.get(other)
+    return (add, vector) if vector is not None and list(vector.dims) == [width] else (None, None)
 
 
 def _fused(model: onnx.ModelProto, group: list[Projection], taken: set[str]) -> list[NodeProto]:

@@ -122,14 +122,14 @@ def read_names(model: onnx.ModelProto) -> set[str]:
     return names
 
 
-def read_counts(model: onnx.ModelProto) -> Counter[str]:
-    """How often each tensor of the main graph is read, in subgraphs too, or given out."""
+def only_readers(model: onnx.ModelProto) -> dict[str, NodeProto]:
+    """By tensor the node of the main graph that alone reads it: no subgraph does, and it is not given out."""
     counts = Counter(value.name for value in model.graph.output)
     for node in walk(model.graph.node):
         counts.update(node.input)
         for nested in subgraphs(node):
             counts.update(value.name for value in nested.output)
-    return counts
+    return {name: node for node in model.graph.node for name in node.input if counts[name] == 1}
 
 
 def constants_of(model: onnx.ModelProto) -> dict[str, TensorProto]:

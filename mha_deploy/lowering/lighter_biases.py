@@ -26,9 +26,9 @@ from mha_deploy.lowering.graph_edit import (
     drop_unread,
     is_default,
     label,
+    only_readers,
     opset_of,
     producers,
-    read_counts,
     read_names,
     refuse_nested,
     replace_all,
@@ -76,21 +76,21 @@ class _Graph:
     makers: Mapping[str, NodeProto]
     constants: Mapping[str, TensorProto]
     made_by: dict[str, Projection]
-    of_input: Mapping[str, list[Projection]]
-    readers: Mapping[str, int]
+    made_first: Mapping[str, Projection]
+    readers: Mapping[str, NodeProto]
 
     @classmethod
     def of(cls, model: onnx.ModelProto) -> _Graph:
-        groups = projections(model)
+        found = [each for group in projections(model) for each in group]
         return cls(
             opset_of(model),
             tensor_infos(model),
             read_names(model),
             producers(model),
             constants_of(model),
-            {each.result: each for group in groups for each in group},
-            {group[0].product.input[0]: group for group in groups},
-            read_counts(model),
+            {each.result: each for each in found},
+            {each.product.output[0]: each for each in found},
+            only_readers(model),
         )
 
     def lighten(self, node: NodeProto, e: Emitter) -> list[Step]:
@@ -118,9 +118,9 @@ class _Graph:
 
     def _output(self, a: AttentionNode) -> Projection | None:
         """The projection that alone reads the context, and has a bias."""
-        group = self.of_input.get(a.y, [])
-        alone = len(group) == self.readers[a.y] == 1 and group[0].bias is not None
-        return group[0] if alone else None
+        reader = self.readers.get(a.y)
+        found = self.made_first.get(reader.output[0]) if reader is not None else None
+        return found if found is not None and found.bias is not None else None
 
     def _moves(self, value: Projection, output: Projection, a: AttentionNode, e: Emitter) -> bool:
         """Add the value's bias with the output's, if it can be told where the weights sum to 1."""

@@ -12,8 +12,8 @@ from mha_deploy.latency import CONFIDENCE
 
 # Nearer to each other than this two candidates are alike, and the simpler one stays.
 ALIKE = 0.01
-# A second engine, which takes memory of its own, has to gain more than this over all sizes; or that much more
-# at one of them, which whoever has no other sizes would feel; or surely, as the rounds say, more than little.
+# A second engine, which takes memory of its own, has to gain more than the first over all sizes; or more than
+# the second at one, which whoever has no other sizes would feel; or there more than the third, beyond doubt.
 MARGIN, SOMEWHERE, SURELY = 0.03, 0.05, 0.02
 RULE = (
     "chosen: the least geometric mean of time over the fastest one's, over all sizes; the simpler of two "
