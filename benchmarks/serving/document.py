@@ -40,9 +40,10 @@ def written(data: Mapping[str, Any]) -> tuple[str, bool]:
         f"send and every request answered; lengths {conditions['lengths']}, d_model "
         f"{conditions['d_model']}, by bisection to {conditions['tolerance']:.0%}, trials of "
         f"{conditions['seconds']:g} s. Systems take turns, each started anew; the load generator runs on the "
-        "same cores, alike for all. Peers run the better of their two variants. All serve one ONNX "
-        f"file, but for {OURS} (packed): the same weights in this project's packed layout, requests of any "
-        "lengths in a batch, answers within 1e-6 of max|y|.",
+        "same cores, alike for all. Peers run the better of their two variants. All are given one ONNX file: "
+        f"the peers and {OURS} (as exported) run it as it is; {OURS} runs what `optimize` makes of it, in "
+        f"fp32 ({data['engine']}); {OURS} (packed) runs the same weights in this project's packed layout, "
+        "requests of any lengths in a batch, answers within 1e-6 of max|y|.",
         "",
         *_rate_table(rates),
         "",

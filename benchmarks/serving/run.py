@@ -2,9 +2,10 @@
 
     python benchmarks/serving/run.py [--peers triton,ray] [--rounds 5] [--seconds 10]
 
-Installs what is missing (benchmarks/.envs), finds each peer's better variant, then in alternating rounds
-the highest Poisson rate at which each system holds the p99 target. Writes build/serving-benchmark.json, with
-every trial, and docs/serving-benchmarks.md. Exit code 1: a target was missed.
+Installs what is missing (benchmarks/.envs), lets `optimize` choose this project's engine, finds each peer's
+better variant, then in alternating rounds the highest Poisson rate at which each system holds the p99 target.
+Writes build/serving-benchmark.json, with every trial, and docs/serving-benchmarks.md. Exit code 1: a target
+was missed.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Any
 
 import overhead
 from document import written
-from subject import exported
-from systems import NAMES, OURS, System, prepare, started
+from subject import exported, optimized
+from systems import NAMES, OUR_ARGUMENTS, OURS, System, prepare, started
 
 from mha_deploy.benchmark.rounds import ROUNDS
 from mha_deploy.bundle import Bundle
@@ -50,9 +51,10 @@ def main() -> int:
     options = _options()
     bundle = exported()
     checker = ReferenceChecker(bundle)
+    engine = optimized(bundle).artifact
     search = _Search(bundle, checker, options.seconds, options.p99_ms, options.tolerance)
     lone = overhead.measure(options.overhead_rounds, usable_cpus())
-    chosen, missing, tried = [System(OURS, "default"), System(OURS, "packed")], {}, {}
+    chosen, missing, tried = [System(OURS, variant) for variant in OUR_ARGUMENTS], {}, {}
     for name in options.peers.split(","):
         reason = prepare(name)
         found: dict[str, float] = {}
@@ -82,6 +84,7 @@ def main() -> int:
             "d_model": bundle.spec.d_model,
         },
         "variants_tried_per_s": tried,
+        "engine": engine,
         "missing": missing,
         "systems": [str(system) for system in chosen],
         "rounds": rounds,

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mha_deploy.bundle import CANONICAL
 from mha_deploy.errors import InputError
 from mha_deploy.load import HttpTarget, LoadOptions, closed_plan, parse_lengths, run_load, server_target
 from mha_deploy.load.encoding import Encoding, Pieces, Reply
@@ -30,6 +31,11 @@ PEERS = HERE / "peers"
 ENVIRONMENTS = HERE.parent / ".envs"
 OURS = "mha-deploy"
 NAMES = ("triton", "litserve", "mlserver", "ray")
+OUR_ARGUMENTS = {
+    "default": (),
+    "as exported": ("--artifact", CANONICAL),
+    "packed": ("--artifact", "packed", "--mode", "fast"),
+}
 LONGEST = 160
 START_S = 120.0
 
@@ -86,9 +92,10 @@ def encoding_of(name: str, width: int) -> Encoding:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A server and one way to run it: `variant` is "plain" or "batched", and of ours "default" or "packed".
+    """A server and one way to run it: `variant` is "plain" or "batched", and of ours one of `OUR_ARGUMENTS`.
 
-    Packed, ours runs the same weights in its packed layout, with requests of any lengths in a batch.
+    By default ours runs what `optimize` chose. As exported, it runs the graph that the peers run. Packed, the
+    same weights in its packed layout, with requests of any lengths in a batch.
     """
 
     name: str
@@ -133,8 +140,8 @@ def free_port() -> int:
 def command_of(system: System, bundle: Path, port: int) -> list[str]:
     """What starts it."""
     if system.name == OURS:
-        packed = ["--artifact", "packed", "--mode", "fast"] if system.variant == "packed" else []
-        return [sys.executable, "-m", "mha_deploy", "serve", str(bundle), "--port", str(port), *packed]
+        how = OUR_ARGUMENTS[system.variant]
+        return [sys.executable, "-m", "mha_deploy", "serve", str(bundle), "--port", str(port), *how]
     python = ENVIRONMENTS / system.name / "bin" / "python"
     serve = PEERS / system.name / "serve.py"
     model = str((bundle / "model.onnx").resolve())
