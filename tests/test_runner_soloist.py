@@ -15,6 +15,7 @@ from mha_deploy.errors import DeadlineError
 from mha_deploy.ragged import Request
 from mha_deploy.runner import BatchRunner, CostModel, RunnerOptions, Soloist
 from mha_deploy.runner.calibration import Calibration, calibrate
+from mha_deploy.runner.crew import soloist
 from mha_deploy.sessions import Placement
 
 
@@ -167,6 +168,27 @@ def test_calibration_finds_none_where_threads_gain_nothing_or_change_a_bit():
 
     assert calibrate(slower, SELF, RunnerOptions(), cores=2).soloist is None
     assert calibrate(other_bits, SELF, RunnerOptions(), cores=2).soloist is None
+
+
+def soloist_for(worker_ms, alone_ms):
+    """The soloist of two threads for sessions that take so long by length, alone or as a worker."""
+    model = CostModel(SELF, {(1, length, length): ms * 1e3 for length, ms in worker_ms.items()})
+
+    def taking(threads):
+        by_length = worker_ms if threads == 1 else alone_ms
+        return slow(SELF, lambda feeds: by_length[feeds["x"].shape[1]] / 1e3)
+
+    return soloist(taking, SELF, model, 2)
+
+
+def test_a_soloist_for_the_longest_is_found_though_all_lengths_take_longer_than_there_is_time():
+    found = soloist_for({1: 14.0, 4: 15.0, 16: 16.0, 24: 30.0}, {1: 20.0, 4: 20.0, 16: 20.0, 24: 15.0})
+    assert found == Soloist(2, 30_000.0)
+
+
+def test_one_length_that_meets_a_busy_moment_loses_no_soloist():
+    found = soloist_for({8: 2.0, 16: 4.0, 24: 6.0}, {8: 6.0, 16: 1.5, 24: 6.5})
+    assert found == Soloist(2, 4_000.0)
 
 
 def test_who_says_how_many_workers_there_are_gets_them_and_no_soloist():

@@ -115,15 +115,20 @@ def soloist(open_session: OpenSession, spec: AttentionSpec, model: CostModel, co
     rows = min(size[0] for size in model.samples)
     sizes = sorted((size for size in model.samples if size[0] == rows), key=model.samples.__getitem__)
     end, pays_from = time.perf_counter() + SOLOIST_S, math.inf
+    worth = most = 0.0
     with open_session(1) as one, open_session(cores) as many:
         worker, alone = Trial(one, spec), Trial(many, spec)
-        for size in sizes:
+        # The dearest first, for there it matters; and what it is worth over all of them, for one may meet
+        # a busy moment.
+        for size in reversed(sizes):
             requests = noise(alone.layout, spec, [size[1:]] * size[0])
             if not np.array_equal(alone.run(requests), worker.run(requests), equal_nan=True):
                 return None
             # What has all cores to itself comes after a while in which there was nothing to do.
-            pays = alone.timed_after_idling(requests) * GAIN <= worker.timed_after_idling(requests)
-            pays_from = min(pays_from, model.samples[size]) if pays else math.inf
+            alone_us, worker_us = alone.timed_after_idling(requests), worker.timed_after_idling(requests)
+            worth += math.log(worker_us / alone_us / GAIN)
+            if worth > most:
+                most, pays_from = worth, model.samples[size]
             if time.perf_counter() > end:
                 break
     return Soloist(cores, pays_from) if pays_from < math.inf else None
