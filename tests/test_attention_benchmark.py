@@ -455,3 +455,16 @@ def test_the_command_makes_tables_of_a_file_and_prints_the_verdicts(capsys, tmp_
     assert [line.split(":")[0] for line in printed.splitlines()] == ["tables"] + [
         claim["verdict"].upper() for claim in results.data["claims"]
     ]
+
+
+def test_results_of_another_kind_of_cpu_have_a_page_of_their_own(tmp_path, results, monkeypatch):
+    monkeypatch.setattr("benchmarks.attention.run.ROOT", tmp_path)
+    results.write(tmp_path / "attention-avx2.json")
+    assert main(["--tables", str(tmp_path / "attention-avx2.json")]) == 0
+    assert [page.name for page in (tmp_path / "docs").iterdir()] == ["benchmarks-avx2.md"]
+
+
+def test_the_name_of_a_cpu_leads_to_no_other_folder(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--on", "../avx2"])
+    assert "'../avx2'; expected small letters and digits" in capsys.readouterr().err

@@ -1,13 +1,14 @@
-"""Run the suite: python -m benchmarks.attention.run [--quick] [--only NAME,...] [--tables FILE]
+"""Run the suite: python -m benchmarks.attention.run [--quick] [--only NAME,...] [--on CPU] [--tables FILE]
 
 The first run installs the contestants (minutes). A full run then takes half an hour and more on two cores
-and writes benchmarks/results/attention.json and docs/benchmarks.md; a quick one takes few shapes and
-writes quick.json and quick.md in benchmarks/attention/.work.
+and writes benchmarks/results/attention.json and docs/benchmarks.md (attention-CPU.json, benchmarks-CPU.md
+with --on); a quick one takes few shapes and writes quick.json and quick.md in benchmarks/attention/.work.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ FULL, QUICK = Schedule(seconds=0.4), Schedule(seconds=0.16, warm_up_runs=2, unre
 def main(arguments: Sequence[str]) -> int:
     """0 when done, 2 when asked for what is not there."""
     given = _parser().parse_args(arguments)
-    output, page = _written(quick=given.quick)
+    output, page = _written(given)
     try:
         roster = _chosen(given.only)
         results = (
@@ -56,14 +57,25 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("benchmarks.attention.run", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one size, few shapes, short turns")
     parser.add_argument("--only", default="", metavar="NAME,...", help="these peers; mha-deploy always runs")
+    parser.add_argument("--on", type=_word, metavar="CPU", help="what to call this kind of CPU, as avx2")
     parser.add_argument("--tables", type=Path, metavar="FILE", help="measure nothing; tables of that JSON")
     return parser
 
 
-def _written(*, quick: bool) -> tuple[Path, Path]:
-    if quick:
+def _word(text: str) -> str:
+    """A part of a file's name."""
+    if not re.fullmatch("[a-z0-9_]+", text):
+        raise argparse.ArgumentTypeError(f"{text!r}; expected small letters and digits")
+    return text
+
+
+def _written(given: argparse.Namespace) -> tuple[Path, Path]:
+    """Where the results go, and the page of their tables; a file's own CPU is in its name."""
+    if given.quick:
         return WORK / "quick.json", WORK / "quick.md"
-    return ROOT / "benchmarks" / "results" / "attention.json", ROOT / "docs" / "benchmarks.md"
+    named = given.tables.stem.partition("attention-")[2] if given.tables else given.on
+    on = f"-{named}" if named else ""
+    return ROOT / "benchmarks" / "results" / f"attention{on}.json", ROOT / "docs" / f"benchmarks{on}.md"
 
 
 def _chosen(only: str) -> list[Contestant]:
