@@ -46,6 +46,7 @@ DATA = {
         "d_model": 768,
     },
     "variants_tried_per_s": {"triton": {"plain": 400.0, "batched": 390.0}},
+    "engine": "lean-attention",
     "missing": {},
     "systems": ["mha-deploy", "triton (plain)"],
     "rounds": [
@@ -95,6 +96,22 @@ def test_whatever_is_not_met_is_said_and_fails(module, place, value, said):
     text, met = module("document").written(data)
     assert said in text
     assert not met
+
+
+def test_the_document_says_which_engine_runs(module):
+    text, _ = module("document").written(DATA)
+    assert "mha-deploy runs what `optimize` makes of it, in fp32 (lean-attention)" in text
+
+
+def test_as_exported_the_server_runs_the_graph_that_the_peers_run(module, tmp_path):
+    systems = module("systems")
+    commands = {
+        variant: systems.command_of(systems.System("mha-deploy", variant), tmp_path, 8000)
+        for variant in systems.OUR_ARGUMENTS
+    }
+    assert "--artifact" not in commands["default"]
+    assert commands["as exported"][-2:] == ["--artifact", "canonical"]
+    assert commands["packed"][-4:] == ["--artifact", "packed", "--mode", "fast"]
 
 
 def test_a_tensor_survives_each_peers_encoding(module):
