@@ -19,7 +19,7 @@ from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.errors import CheckError, InputError, MissingError
 from mha_deploy.manifest import FILE_NAME, Choice, choose
 from mha_deploy.precision import Precision
-from mha_deploy.search import Candidate, optimize
+from mha_deploy.search import SECONDS, Candidate, optimize
 from mha_deploy.search.candidate import canonical, variant_of
 from mha_deploy.search.candidates import all_candidates
 from mha_deploy.search.record import FILE_NAME as RECORD
@@ -332,3 +332,7 @@ def test_options_that_do_not_go_together_are_refused(bundle, cli, options, messa
     result = cli("optimize", bundle.folder, *options)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_the_help_names_the_seconds_that_a_size_is_measured_for(cli):
+    assert f"[default: {SECONDS:g}]" in " ".join(cli("optimize", "--help").stdout.split())

@@ -33,7 +33,7 @@ UNPLACED = {"device": "cpu", "threads": 0, "fallback": None, "cuda_graphs": Fals
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help="Measured at each size, all candidates together.  [default: 4]",
+    help="Measured at each size, all candidates together.  [default: 3]",
 )
 @click.option("--portable", is_flag=True, help="Make the opset 20 form, without an Attention operator.")
 @click.option(
