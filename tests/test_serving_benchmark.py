@@ -37,7 +37,12 @@ def search(rate, failed=0, limited=False):
 
 
 DATA = {
-    "machine": {"cpu": "a CPU", "usable_cpus": 2, "versions": {"onnxruntime": "1.32.0"}},
+    "machine": {
+        "cpu": "a CPU",
+        "cpu_features": ["avx2"],
+        "usable_cpus": 2,
+        "versions": {"onnxruntime": "1.32.0"},
+    },
     "conditions": {
         "lengths": "lognormal:27:2:160",
         "p99_ms": 20.0,

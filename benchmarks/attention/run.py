@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _word(text: str) -> str:
     """A part of a file's name."""
-    if not re.fullmatch("[a-z0-9_]+", text):
+    if not re.fullmatch("[a-z0-9]+", text):
         raise argparse.ArgumentTypeError(f"{text!r}; expected small letters and digits")
     return text
 

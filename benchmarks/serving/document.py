@@ -29,12 +29,13 @@ def written(data: Mapping[str, Any]) -> tuple[str, bool]:
     limited = sum(each[system]["limited_by_generator"] for each in rounds for system in each)
     lone, light = _lone(data["lone_request"])
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    features = ", ".join(machine["cpu_features"])
     lines = [
         "# Serving benchmarks",
         "",
         "Written by `python benchmarks/serving/run.py`; every trial is in the JSON that it leaves.",
         "",
-        f"{machine['cpu']}, {machine['usable_cpus']} cores; {versions}.",
+        f"{machine['cpu']} ({features}), {machine['usable_cpus']} cores; {versions}.",
         "",
         f"The highest Poisson rate (requests/s) with p99 <= {conditions['p99_ms']:g} ms from the intended "
         f"send and every request answered; lengths {conditions['lengths']}, d_model "

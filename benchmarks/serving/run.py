@@ -20,8 +20,8 @@ from typing import Any
 
 import overhead
 from document import written
-from subject import exported, optimized
-from systems import NAMES, OUR_ARGUMENTS, OURS, System, prepare, started
+from subject import exported
+from systems import NAMES, OUR_ARGUMENTS, OURS, PEER_VARIANTS, System, prepare, started
 
 from mha_deploy.benchmark.rounds import ROUNDS
 from mha_deploy.bundle import Bundle
@@ -39,6 +39,7 @@ from mha_deploy.load import (
     run_load,
 )
 from mha_deploy.machine import describe, usable_cpus
+from mha_deploy.search import optimize
 
 ROOT = Path(__file__).parents[2]
 LENGTHS = "lognormal:27:2:160"
@@ -51,14 +52,15 @@ def main() -> int:
     options = _options()
     bundle = exported()
     checker = ReferenceChecker(bundle)
-    engine = optimized(bundle).artifact
+    engine = optimize(bundle).artifact  # which `serve` runs from then on
+    print(f"optimize chose {engine}", file=sys.stderr, flush=True)
     search = _Search(bundle, checker, options.seconds, options.p99_ms, options.tolerance)
     lone = overhead.measure(options.overhead_rounds, usable_cpus())
     chosen, missing, tried = [System(OURS, variant) for variant in OUR_ARGUMENTS], {}, {}
     for name in options.peers.split(","):
         reason = prepare(name)
         found: dict[str, float] = {}
-        for variant in () if reason else ("plain", "batched"):
+        for variant in () if reason else PEER_VARIANTS:
             try:
                 found[variant] = search(System(name, variant), seed=0).rate_per_s
             except InputError as error:

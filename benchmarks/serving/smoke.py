@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from subject import exported
-from systems import NAMES, OURS, System, prepare, started
+from systems import NAMES, OUR_ARGUMENTS, OURS, PEER_VARIANTS, System, prepare, started
 
 from mha_deploy.errors import InputError
 from mha_deploy.load import LoadOptions, ReferenceChecker, closed_plan, parse_lengths, run_load
@@ -26,7 +26,7 @@ def main() -> int:
     failed = 0
     for name in wanted:
         reason = "" if name == OURS else prepare(name)
-        for variant in ("default",) if name == OURS else ("plain", "batched"):
+        for variant in OUR_ARGUMENTS if name == OURS else PEER_VARIANTS:
             system = System(name, variant)
             try:
                 if reason:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from mha_deploy.bundle import Bundle
 from mha_deploy.pipeline import export
-from mha_deploy.search import SearchReport, optimize
 from mha_deploy.signature import Dim
 from mha_deploy.spec import AttentionSpec
 
@@ -24,8 +22,3 @@ def exported() -> Bundle:
     """Its bundle in both layouts, exported anew: one that lies there holds a calibration of another hour,
     with other neighbours. Random weights do for a speed."""
     return export(SPEC, FOLDER, layout="packed")
-
-
-def optimized(bundle: Bundle) -> SearchReport:
-    """What `mha-deploy optimize` chooses for it: the engine that `serve` runs from then on."""
-    return optimize(bundle, progress=lambda text: print(text, file=sys.stderr, flush=True))

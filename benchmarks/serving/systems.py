@@ -31,6 +31,7 @@ PEERS = HERE / "peers"
 ENVIRONMENTS = HERE.parent / ".envs"
 OURS = "mha-deploy"
 NAMES = ("triton", "litserve", "mlserver", "ray")
+PEER_VARIANTS = ("plain", "batched")
 OUR_ARGUMENTS = {
     "default": (),
     "as exported": ("--artifact", CANONICAL),
@@ -92,7 +93,7 @@ def encoding_of(name: str, width: int) -> Encoding:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A server and one way to run it: `variant` is "plain" or "batched", and of ours one of `OUR_ARGUMENTS`.
+    """A server and one way to run it: `variant` is one of `PEER_VARIANTS`, of ours one of `OUR_ARGUMENTS`.
 
     By default ours runs what `optimize` chose. As exported, it runs the graph that the peers run. Packed, the
     same weights in its packed layout, with requests of any lengths in a batch.
