@@ -11,7 +11,13 @@ from conftest import small_spec
 from exported_blocks import BLOCKS, drawn, exported, rewritten_answers
 
 from mha_deploy.bundle import CANONICAL
-from mha_deploy.lowering import flash_attention, fuse_projections, lean_attention, whole_attention
+from mha_deploy.lowering import (
+    flash_attention,
+    fuse_projections,
+    fusible_attention,
+    lean_attention,
+    whole_attention,
+)
 from mha_deploy.lowering.flat_heads import flatten_heads
 from mha_deploy.lowering.gathered_padding import gather_padding
 
@@ -22,6 +28,7 @@ LOWERINGS = (
     lean_attention,
     whole_attention,
     flash_attention,
+    fusible_attention,
 )
 
 

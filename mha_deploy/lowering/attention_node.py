@@ -76,6 +76,13 @@ class AttentionNode:
         return any(more)
 
     @property
+    def is_usual(self) -> bool:
+        """Whether it is softmax(scale q k^T) v in fp32, masked by a mask or causality alone, and no more."""
+        fp32 = self.dtype == self.value_dtype == TensorProto.FLOAT
+        fp32_softmax = self.softmax_precision in (0, TensorProto.FLOAT)
+        return fp32 and fp32_softmax and not (self.softcap or self.has_window or self.has_more)
+
+    @property
     def sequence_axis(self) -> int:
         return 2 if self.rank == 4 else 1
 

@@ -103,20 +103,8 @@ def rewrite_plain(model: onnx.ModelProto, emit: Emit) -> Lowered:
 
 
 def _is_plain(a: AttentionNode) -> bool:
-    """Whether the operators compute this attention: its scores scaled, capped and masked no other way.
-
-    They take a scale of 0 for the usual one.
-    """
-    usual = not a.softcap and not a.has_window and a.softmax_precision in (0, TensorProto.FLOAT)
-    fp32 = a.dtype == a.value_dtype == TensorProto.FLOAT
-    return (
-        a.rank == 3
-        and a.q_heads == a.kv_heads
-        and a.explicit_scale != 0
-        and usual
-        and fp32
-        and not a.has_more
-    )
+    """Whether the operators compute this attention. They take a scale of 0 for the usual one."""
+    return a.is_usual and a.rank == 3 and a.q_heads == a.kv_heads and a.explicit_scale != 0
 
 
 def _vanishes(

@@ -13,15 +13,10 @@ from mha_deploy.sessions import Placement
 RANK = 2
 NAME = "fused-projections"
 
-fused = rewritten(NAME, fuse_projections)
-
-
-def lacks_projections(bundle: Bundle, _placement: Placement) -> str:
-    return "" if bundle.spec.kind == "self" else "query, key and value have inputs of their own"
-
 
 def _lacks(bundle: Bundle, placement: Placement) -> str:
-    return on_the_cpu(bundle, placement) or lacks_projections(bundle, placement)
+    kept_apart = "" if bundle.spec.kind == "self" else "query, key and value have inputs of their own"
+    return on_the_cpu(bundle, placement) or kept_apart
 
 
-CANDIDATES = (Candidate(NAME, Precision.FP32, fused, _lacks),)
+CANDIDATES = (Candidate(NAME, Precision.FP32, rewritten(NAME, fuse_projections), _lacks),)
