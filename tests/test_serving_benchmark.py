@@ -53,6 +53,7 @@ DATA = {
     "variants_tried_per_s": {"triton": {"plain": 400.0, "batched": 390.0}},
     "engine": "lean-attention",
     "missing": {},
+    "left_out": {},
     "systems": ["mha-deploy", "triton (plain)"],
     "rounds": [
         {"mha-deploy": search(600.0), "triton (plain)": search(400.0)},
@@ -103,6 +104,23 @@ def test_whatever_is_not_met_is_said_and_fails(module, place, value, said):
     assert not met
 
 
+def test_bf16_is_given_beside_the_target_and_does_not_meet_it(module):
+    data = deepcopy(DATA)
+    data["systems"].append("mha-deploy (bf16)")
+    for each in data["rounds"]:
+        each |= {"mha-deploy": search(100.0), "mha-deploy (bf16)": search(800.0)}
+    text, met = module("document").written(data)
+    assert not met
+    assert (
+        "0.25x, 0.26x, 0.26x (target: 1.25x in the median; missed); mha-deploy (bf16): 2.00x, 2.05x," in text
+    )
+    data = deepcopy(DATA)
+    data["left_out"] = {"mha-deploy (bf16)": "this CPU does not compute in bf16"}
+    text, met = module("document").written(data)
+    assert met
+    assert "- mha-deploy (bf16): did not run: this CPU does not compute in bf16" in text
+
+
 def test_the_document_says_which_engine_runs(module):
     text, _ = module("document").written(DATA)
     assert "mha-deploy runs what `optimize` makes of it, in fp32 (lean-attention)" in text
@@ -116,6 +134,7 @@ def test_as_exported_the_server_runs_the_graph_that_the_peers_run(module, tmp_pa
     }
     assert "--artifact" not in commands["default"]
     assert commands["as exported"][-2:] == ["--artifact", "canonical"]
+    assert "--artifact" not in commands["bf16"]
     assert commands["packed"][-4:] == ["--artifact", "packed", "--mode", "fast"]
 
 

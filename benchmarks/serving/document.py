@@ -14,7 +14,7 @@ from typing import Any
 
 from mha_deploy.latency import CONFIDENCE, median_interval, nearest_rank
 
-OURS = "mha-deploy"
+OURS, IN_BF16 = "mha-deploy", "mha-deploy (bf16)"
 FACTOR = 1.25
 
 
@@ -22,9 +22,9 @@ def written(data: Mapping[str, Any]) -> tuple[str, bool]:
     """The document, and whether the targets that it states were met."""
     conditions, machine, rounds = data["conditions"], data["machine"], data["rounds"]
     rates = {system: [each[system]["rate_per_s"] for each in rounds] for system in data["systems"]}
-    ratios = _ratios(rates)
+    ratios = _ratios(rates, OURS)
     faster = bool(ratios) and nearest_rank(ratios, 0.5) >= FACTOR and not data["missing"]
-    against = ", ".join(f"{each:.2f}x" for each in ratios) or "none ran"
+    against, in_bf16 = (_said(each) for each in (ratios, _ratios(rates, IN_BF16)))
     wrong = sum(_wrong(each[system]) for each in rounds for system in each)
     limited = sum(each[system]["limited_by_generator"] for each in rounds for system in each)
     lone, light = _lone(data["lone_request"])
@@ -44,14 +44,15 @@ def written(data: Mapping[str, Any]) -> tuple[str, bool]:
         "same cores, alike for all. Peers run the better of their two variants. All are given one ONNX file: "
         f"the peers and {OURS} (as exported) run it as it is; {OURS} runs what `optimize` makes of it, in "
         f"fp32 ({data['engine']}); {OURS} (packed) runs the same weights in this project's packed layout, "
-        "requests of any lengths in a batch, answers within 1e-6 of max|y|.",
+        f"requests of any lengths in a batch, answers within 1e-6 of max|y|; {IN_BF16} runs what `optimize` "
+        "makes of it where bf16 is allowed, its answers held to bf16's rule, and no target speaks of it.",
         "",
         *_rate_table(rates),
         "",
         *_variant_lines(data),
         "",
         f"Against the best peer of the same round: {against} "
-        f"(target: {FACTOR}x in the median; {_word(faster)}).",
+        f"(target: {FACTOR}x in the median; {_word(faster)}); {IN_BF16}: {in_bf16}.",
         f"Wrong answers in the sample: {wrong}. Searches that ended for the generator's sake: {limited}.",
         "",
         lone,
@@ -60,11 +61,15 @@ def written(data: Mapping[str, Any]) -> tuple[str, bool]:
     return "\n".join(lines), faster and light and not wrong and not limited
 
 
-def _ratios(rates: Mapping[str, Sequence[float]]) -> list[float]:
-    """Ours over the best peer's, by round; 0 where ours held nothing."""
+def _said(ratios: Sequence[float]) -> str:
+    return ", ".join(f"{each:.2f}x" for each in ratios) or "none ran"
+
+
+def _ratios(rates: Mapping[str, Sequence[float]], one: str) -> list[float]:
+    """The rate of `one` of ours over the best peer's, by round; 0 where it held nothing."""
     peers = [found for system, found in rates.items() if not system.startswith(OURS)]
     found = []
-    for number, ours in enumerate(rates[OURS] if peers else ()):
+    for number, ours in enumerate(rates.get(one, ()) if peers else ()):
         best = max(peer[number] for peer in peers)
         ratio = ours / best if best else math.inf
         found.append(ratio if ours else 0.0)
@@ -112,7 +117,8 @@ def _variant_lines(data: Mapping[str, Any]) -> list[str]:
         for name, found in data["variants_tried_per_s"].items()
         if found
     ]
-    lines += [f"- {name}: did not run: {reason}" for name, reason in data["missing"].items()]
+    not_run = {**data["missing"], **data["left_out"]}
+    lines += [f"- {name}: did not run: {reason}" for name, reason in not_run.items()]
     return ["Variants tried before the rounds:", "", *lines] if lines else []
 
 

@@ -1,11 +1,11 @@
 """This project's server against Triton, LitServe, MLServer and Ray Serve, each with the same ONNX file.
 
-    python benchmarks/serving/run.py [--peers triton,ray] [--rounds 5] [--seconds 10]
+    python benchmarks/serving/run.py [--peers triton,ray] [--rounds 5] [--seconds 10] [--on CPU]
 
 Installs what is missing (benchmarks/.envs), lets `optimize` choose this project's engine, finds each peer's
 better variant, then in alternating rounds the highest Poisson rate at which each system holds the p99 target.
-Writes build/serving-benchmark.json, with every trial, and docs/serving-benchmarks.md. Exit code 1: a target
-was missed.
+Writes build/serving-benchmark.json, with every trial, and docs/serving-benchmarks.md (with --on,
+docs/serving-benchmarks-CPU.md). Exit code 1: a target was missed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 
 import overhead
 from document import written
-from subject import exported
+from subject import exported, in_bf16
 from systems import NAMES, OUR_ARGUMENTS, OURS, PEER_VARIANTS, System, prepare, started
 
 from mha_deploy.benchmark.rounds import ROUNDS
 from mha_deploy.bundle import Bundle
-from mha_deploy.errors import InputError
+from mha_deploy.errors import CheckError, InputError, MissingError
 from mha_deploy.load import (
     Arrivals,
     LoadOptions,
@@ -51,12 +51,17 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     options = _options()
     bundle = exported()
-    checker = ReferenceChecker(bundle)
+    search = _Search(bundle, options.seconds, options.p99_ms, options.tolerance)
+    ours, left_out = list(OUR_ARGUMENTS), {}
+    try:
+        search.serve("bf16", in_bf16(bundle))
+    except (MissingError, CheckError) as error:
+        ours.remove("bf16")
+        left_out[str(System(OURS, "bf16"))] = str(error)
     engine = optimize(bundle).artifact  # which `serve` runs from then on
     print(f"optimize chose {engine}", file=sys.stderr, flush=True)
-    search = _Search(bundle, checker, options.seconds, options.p99_ms, options.tolerance)
     lone = overhead.measure(options.overhead_rounds, usable_cpus())
-    chosen, missing, tried = [System(OURS, variant) for variant in OUR_ARGUMENTS], {}, {}
+    chosen, missing, tried = [System(OURS, variant) for variant in ours], {}, {}
     for name in options.peers.split(","):
         reason = prepare(name)
         found: dict[str, float] = {}
@@ -88,11 +93,13 @@ def main() -> int:
         "variants_tried_per_s": tried,
         "engine": engine,
         "missing": missing,
+        "left_out": left_out,
         "systems": [str(system) for system in chosen],
         "rounds": rounds,
         "lone_request": lone,
     }
-    return _finish(data, options.out)
+    on = f"-{options.on}" if options.on else ""
+    return _finish(data, options.out, ROOT / "docs" / f"serving-benchmarks{on}.md")
 
 
 def _options() -> argparse.Namespace:
@@ -104,45 +111,52 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tolerance", type=float, default=0.05)
     parser.add_argument("--overhead-rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "serving-benchmark.json")
+    parser.add_argument("--on", default="", metavar="CPU", help="what to call this kind of CPU, as avx2")
     options = parser.parse_args()
     unknown = set(options.peers.split(",")) - set(NAMES)
-    if unknown or options.rounds < 1 or options.overhead_rounds < ROUNDS:
-        parser.error(f"peers are {', '.join(NAMES)}; rounds at least 1; overhead rounds at least {ROUNDS}")
+    named = not options.on or options.on.isalnum()
+    if unknown or not named or options.rounds < 1 or options.overhead_rounds < ROUNDS:
+        parser.error(
+            f"peers are {', '.join(NAMES)}; rounds at least 1; overhead rounds at least {ROUNDS}; --on takes "
+            "letters and digits"
+        )
     return options
 
 
 class _Search:
     """The highest rate of one system, started anew and ended again."""
 
-    def __init__(
-        self, bundle: Bundle, checker: ReferenceChecker, seconds: float, p99_ms: float, tolerance: float
-    ) -> None:
-        self._bundle, self._checker = bundle, checker
+    def __init__(self, bundle: Bundle, seconds: float, p99_ms: float, tolerance: float) -> None:
+        self._served = {"": (bundle, ReferenceChecker(bundle))}
         self._seconds, self._p99_ms, self._tolerance = seconds, p99_ms, tolerance
+
+    def serve(self, variant: str, bundle: Bundle) -> None:
+        """Have this variant serve a bundle of its own, its answers held to that one's precision."""
+        self._served[variant] = (bundle, ReferenceChecker(bundle))
 
     def __call__(self, system: System, seed: int) -> SearchReport:
         lengths, driving = parse_lengths(LENGTHS), LoadOptions(warm_up=200, sample=8, seed=seed)
+        bundle, checker = self._served.get(system.variant, self._served[""])
         with (
             tempfile.TemporaryDirectory() as folder,
-            started(system, self._bundle.folder, self._bundle.signature, Path(folder) / "log") as target,
+            started(system, bundle.folder, bundle.signature, Path(folder) / "log") as target,
         ):
 
             def run_at(rate: float) -> LoadReport:
                 count = max(LEAST, round(rate * self._seconds))
                 plan = open_plan(Arrivals("poisson", rate), lengths, count, seed)
-                return run_load(target, plan, driving, self._checker)
+                return run_load(target, plan, driving, checker)
 
-            alone = run_load(target, closed_plan(1, lengths, LEAST, seed), driving, self._checker)
+            alone = run_load(target, closed_plan(1, lengths, LEAST, seed), driving, checker)
             found = find_rate(run_at, alone, self._p99_ms, tolerance=self._tolerance)
         print(f"{system}: {found.rate_per_s:.1f}/s", file=sys.stderr, flush=True)
         return found
 
 
-def _finish(data: dict[str, Any], out: Path) -> int:
+def _finish(data: dict[str, Any], out: Path, document: Path) -> int:
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(data) + "\n", encoding="utf-8")
     text, met = written(data)
-    document = ROOT / "docs" / "serving-benchmarks.md"
     document.parent.mkdir(exist_ok=True)
     document.write_text(text, encoding="utf-8")
     print(text)

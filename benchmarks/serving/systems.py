@@ -36,6 +36,7 @@ OUR_ARGUMENTS = {
     "default": (),
     "as exported": ("--artifact", CANONICAL),
     "packed": ("--artifact", "packed", "--mode", "fast"),
+    "bf16": (),
 }
 LONGEST = 160
 START_S = 120.0
@@ -95,8 +96,9 @@ def encoding_of(name: str, width: int) -> Encoding:
 class System:
     """A server and one way to run it: `variant` is one of `PEER_VARIANTS`, of ours one of `OUR_ARGUMENTS`.
 
-    By default ours runs what `optimize` chose. As exported, it runs the graph that the peers run. Packed, the
-    same weights in its packed layout, with requests of any lengths in a batch.
+    By default ours runs what `optimize` chose in fp32. As exported, it runs the graph that the peers run.
+    Packed, the same weights in its packed layout, with requests of any lengths in a batch. In bf16, what
+    `optimize` chose among bf16 engines: it is given that bundle (`subject.in_bf16`).
     """
 
     name: str
