@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -39,6 +40,13 @@ def band():
     worker.let()
     solo.let()
     runner.close(PATIENCE_S)
+
+
+def wait_for_the_soloist(runner):
+    """Until it waits, too; one that comes before runs on whoever is the first to see it."""
+    end = time.monotonic() + PATIENCE_S
+    while not runner._desk._solo_idle and time.monotonic() < end:
+        time.sleep(0.001)
 
 
 def test_what_has_all_cores_to_itself_and_is_worth_them_runs_on_the_soloist(band):
@@ -87,6 +95,37 @@ def test_while_the_soloist_plays_what_comes_runs_on_a_worker_at_once(band):
     assert not first.done()
     solo.let()
     assert outcome_of(first) is None
+
+
+def test_where_others_came_meanwhile_of_late_a_worker_takes_what_is_alone(band):
+    runner, worker, solo = band
+    worker.let()
+    solo.let()
+
+    def by_the_soloist():
+        wait_for_the_soloist(runner)
+        before = runner.snapshot().dispatch_reasons.get("solo", 0)
+        assert outcome_of(runner.submit(request(SELF, 20))) is None
+        return runner.snapshot().dispatch_reasons.get("solo", 0) > before
+
+    assert by_the_soloist()
+    together = runner.submit_all([request(SELF, 3, number=i) for i in range(4)])
+    assert [outcome_of(future) for future in together] == [None] * 4
+    alone_again = [by_the_soloist() for _ in range(40)]
+    assert not alone_again[0]
+    assert alone_again[-1]
+    assert alone_again == sorted(alone_again)
+
+
+def test_one_that_had_company_does_not_end_the_soloists_turn(band):
+    runner, worker, solo = band
+    worker.let()
+    solo.let()
+    pair = runner.submit_all([request(SELF, 3), request(SELF, 3, number=2)])
+    assert [outcome_of(future) for future in pair] == [None, None]
+    wait_for_the_soloist(runner)
+    assert outcome_of(runner.submit(request(SELF, 20))) is None
+    assert runner.snapshot().dispatch_reasons["solo"] == 1
 
 
 def test_of_several_that_come_together_all_are_answered(band):

@@ -25,6 +25,11 @@ from mha_deploy.runner.ticket import Answer, Outcome, Ticket
 from mha_deploy.signature import Array
 
 RELEASED = Request({}, 0, 0)
+# The soloist plays while fewer than this share of what came of late found others in progress: who comes
+# during its run has to share the cores with it, and both are late then.
+COMPANY = 1 / 8
+# How much one request more moves that share.
+_COMPANY_STEP = 1 / 16
 
 
 @dataclass(slots=True)
@@ -66,6 +71,7 @@ class Desk:
         self.solo = Progress()
         self._solo_from_us, self._solo_idle = solo_from_us, False
         self._solo_ready = threading.Condition(self.lock)
+        self._company = 0.0
         self.closing = self._stopped = False
 
     def refuse(self, arrived: float) -> None:
@@ -91,6 +97,7 @@ class Desk:
                 self._enter(ticket)
 
     def _enter(self, ticket: Ticket) -> None:
+        self._company += (bool(self.open) - self._company) * _COMPANY_STEP
         self.open.add(ticket)
         self.backlog.add(ticket)
         if ticket.deadline < math.inf:
@@ -103,9 +110,13 @@ class Desk:
             self._ready.notify()
 
     def _is_solo(self, ticket: Ticket) -> bool:
-        """Whether this request has all cores to itself, and is worth them."""
+        """Whether this request has all cores to itself, is likely to keep them, and is worth them."""
         nobody_else = self.backlog.requests == 1 and not any(each.busy for each in self.progress)
-        return nobody_else and self._planner.work_us(1, ticket.shape) >= self._solo_from_us
+        return (
+            nobody_else
+            and self._company < COMPANY
+            and self._planner.work_us(1, ticket.shape) >= self._solo_from_us
+        )
 
     def _refusal(self, ticket: Ticket) -> tuple[Outcome, MhaDeployError] | None:
         if self.closing:
