@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -304,6 +307,40 @@ def test_openvino_in_fp32_is_not_bf16(small_bundle):
     with OpenVinoSession(artifact.path(small_bundle.folder), artifact.signature) as session:
         assert np.abs(session.run(feeds())["y"] - truth).max() < 1e-5
         assert session.provider == "OpenVINO CPU fp32"
+
+
+def cores_by_thread():
+    """The cores that each thread of this process may run on, by the kernel's id."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            found[task.name] = os.sched_getaffinity(int(task.name))
+    return found
+
+
+@with_openvino
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs Linux")
+def test_openvino_keeps_its_threads_on_no_core_of_its_choice(small_bundle):
+    artifact, done = small_bundle.artifact(), threading.Event()
+    everywhere, before = os.sched_getaffinity(0), cores_by_thread()
+
+    def run():
+        path, placement = artifact.path(small_bundle.folder), Placement(threads=1)
+        with OpenVinoSession(path, artifact.signature, placement=placement) as session:
+            while not done.is_set():
+                session.run(feeds(4, 64))
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run)
+        try:
+            for _ in range(300):
+                time.sleep(0.001)
+                new = {task: cores for task, cores in cores_by_thread().items() if task not in before}
+                assert new
+                assert set(map(frozenset, new.values())) == {frozenset(everywhere)}
+        finally:
+            done.set()
+        running.result()
 
 
 class PluginThatPicksBf16:

@@ -87,9 +87,16 @@ def lacks(precision: Precision) -> str:
 
 def _compiled(path: Path, precision: Precision, threads: int) -> Any:
     hint, _ = HINTS[precision]
-    core, options = _core(), {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": threads}
+    options = {
+        "INFERENCE_PRECISION_HINT": hint,
+        "INFERENCE_NUM_THREADS": threads,
+        "PERFORMANCE_HINT": "LATENCY",
+        # Pinned, the threads of every session in a process go to the same cores, the first ones.
+        "ENABLE_CPU_PINNING": False,
+    }
+    core = _core()
     try:
-        compiled = core.compile_model(str(path), "CPU", {**options, "PERFORMANCE_HINT": "LATENCY"})
+        compiled = core.compile_model(str(path), "CPU", options)
     except RuntimeError as error:
         raise GraphError(f"OpenVINO cannot load {path}: {_one_line(error)}") from error
     taken = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
