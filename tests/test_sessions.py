@@ -321,7 +321,7 @@ def cores_by_thread():
 @with_openvino
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs Linux")
 def test_openvino_keeps_its_threads_on_no_core_of_its_choice(small_bundle):
-    artifact, done = small_bundle.artifact(), threading.Event()
+    artifact, runs, done = small_bundle.artifact(), threading.Event(), threading.Event()
     everywhere, before = os.sched_getaffinity(0), cores_by_thread()
 
     def run():
@@ -329,10 +329,12 @@ def test_openvino_keeps_its_threads_on_no_core_of_its_choice(small_bundle):
         with OpenVinoSession(path, artifact.signature, placement=placement) as session:
             while not done.is_set():
                 session.run(feeds(4, 64))
+                runs.set()
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run)
         try:
+            assert runs.wait(20)  # to compile it takes threads of its own
             for _ in range(300):
                 time.sleep(0.001)
                 new = {task: cores for task, cores in cores_by_thread().items() if task not in before}
