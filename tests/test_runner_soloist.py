@@ -113,16 +113,18 @@ def test_where_others_came_meanwhile_of_late_a_worker_takes_what_is_alone(band):
     together = runner.submit_all([request(SELF, 3, number=i) for i in range(4)])
     assert [outcome_of(future) for future in together] == [None] * 4
     alone_again = [by_the_soloist() for _ in range(40)]
-    assert not alone_again[0]
-    assert alone_again[-1]
-    assert alone_again == sorted(alone_again)
+    assert not any(alone_again[:5])
+    assert any(alone_again)
 
 
 def test_one_that_had_company_does_not_end_the_soloists_turn(band):
     runner, worker, solo = band
+    pair = []
+    for number in range(2):  # one after the other, so that no worker is woken for nothing
+        pair.append(runner.submit(request(SELF, 3, number=number)))
+        worker.wait_for_a_run()
     worker.let()
     solo.let()
-    pair = runner.submit_all([request(SELF, 3), request(SELF, 3, number=2)])
     assert [outcome_of(future) for future in pair] == [None, None]
     wait_until_all_wait(runner)
     assert outcome_of(runner.submit(request(SELF, 20))) is None
@@ -186,7 +188,12 @@ def test_whoever_runs_a_request_its_bits_are_the_same(small_bundle):
         ) as runner,
         ThreadPoolExecutor(4) as callers,
     ):
-        found = list(callers.map(lambda each: runner.submit(each).result(PATIENCE_S).y, requests))
+
+        def ask(each):
+            return runner.submit(each).result(PATIENCE_S).y
+
+        # One caller, whom the soloist serves, then several, whom the workers serve.
+        found = [*map(ask, requests[:50]), *callers.map(ask, requests[50:])]
         reasons = runner.snapshot().dispatch_reasons
     assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
     assert reasons["solo"] > 0
