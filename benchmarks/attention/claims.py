@@ -44,7 +44,7 @@ def claims(results: Results) -> list[Claim]:
 def no_slower_than_peers(cells: Sequence[CellResult]) -> Claim:
     """Against every fp32 peer that was right, and so against the best of them."""
     what = (
-        "the chosen fp32 engine is no slower than the best fp32 peer on every shape (no difference by the "
+        "the chosen fp32 engine is no slower than the best fp32 peer on every shape (not different by the "
         f"A/B rule, or a ratio of {NO_SLOWER} or more)"
     )
     lost, closest = [], (math.inf, "")

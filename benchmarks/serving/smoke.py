@@ -13,7 +13,7 @@ from pathlib import Path
 from subject import exported, in_bf16
 from systems import NAMES, OUR_ARGUMENTS, OURS, PEER_VARIANTS, System, prepare, started
 
-from mha_deploy.errors import InputError, MissingError
+from mha_deploy.errors import CheckError, InputError, MissingError
 from mha_deploy.load import LoadOptions, ReferenceChecker, closed_plan, parse_lengths, run_load
 
 
@@ -42,7 +42,7 @@ def main() -> int:
                 print(f"{system}: {answered} of 60 answered, {check.failed} of {check.sampled} wrong", end="")
                 print(f", largest error {check.max_abs_error:.1e} (allowed {check.allowed:.1e})", flush=True)
                 failed += answered < 60 or not check.passed
-            except InputError as error:
+            except (InputError, CheckError) as error:
                 print(f"{system}: {error}", flush=True)
                 failed += 1
             except MissingError as error:  # of this project's engines, one that does not run on this CPU
