@@ -83,6 +83,12 @@ class AttentionNode:
         return fp32 and fp32_softmax and not (self.softcap or self.has_window or self.has_more)
 
     @property
+    def scale(self) -> float | None:
+        """What scores are multiplied by; None where that is the usual and the head size is not known."""
+        usual = self.head_size**-0.5 if self.head_size else None
+        return usual if self.explicit_scale is None else self.explicit_scale
+
+    @property
     def sequence_axis(self) -> int:
         return 2 if self.rank == 4 else 1
 

@@ -19,13 +19,13 @@ from onnx import TensorProto, numpy_helper
 
 from mha_deploy.lowering.fused_projections import Projection
 from mha_deploy.lowering.graph_edit import Emitter
+from mha_deploy.lowering.key_mask import MASKED
 from mha_deploy.lowering.runtime_attention import DOMAIN, PlainAttention, rewrite_plain
 from mha_deploy.lowering.steps import Lowered, Step
 from mha_deploy.signature import Array
 
-# Below all scores but those near fp32's end. Finite, since a block of keys that are all at -inf makes NaN.
-MASKED = -1e38
-# The operator multiplies it too: by one above 1, it starts so much smaller, and by these it keeps its rank.
+# The operator multiplies MASKED too: by one above 1, it starts so much smaller, and by these it keeps its
+# rank.
 SCALES = (1e-6, 1e6)
 
 
@@ -45,7 +45,7 @@ def flash_attention(model: onnx.ModelProto) -> Lowered:
 def _emit(found: PlainAttention, e: Emitter) -> list[Step]:
     a = found.node
     query, key, _ = found.projected
-    scale = a.head_size**-0.5 if a.explicit_scale is None and a.head_size else a.explicit_scale
+    scale = a.scale
     if a.causal or scale is None:
         return []
     heads: dict[str, Any] = {"num_heads": a.q_heads, "scale": scale}

@@ -26,11 +26,8 @@ from mha_deploy.lowering.graph_edit import (
     rewrite_nodes,
 )
 from mha_deploy.lowering.heads import merge_heads, repeat_heads, to_rank_4
-from mha_deploy.lowering.key_mask import kept_keys
+from mha_deploy.lowering.key_mask import MASKED, kept_keys
 from mha_deploy.lowering.steps import Lowered, Step
-
-# Below all scores but those near fp32's end, and the same in bf16's range; -inf would make NaN of a row.
-MASKED = -1e38
 
 
 def fusible_attention(model: onnx.ModelProto) -> Lowered:
@@ -50,9 +47,9 @@ def fusible_attention(model: onnx.ModelProto) -> Lowered:
     def rewrite(node: NodeProto, e: Emitter) -> list[Step]:
         a = read_attention(node, opset, e.infos, read)
         keys = kept_keys(a, makers, constants, e.infos)
-        if keys is None or a.causal or not a.is_usual or not a.head_size:
+        if keys is None or a.scale is None or a.causal or not a.is_usual:
             return []
-        _emit(e, a, keys)
+        _emit(e, a, keys, a.scale)
         return [Step(e.prefix, "fusible-attention", "one chain, which a runtime can make one kernel of")]
 
     steps = rewrite_nodes(copy, ("Attention",), rewrite)
@@ -62,9 +59,8 @@ def fusible_attention(model: onnx.ModelProto) -> Lowered:
     return Lowered(copy, tuple(steps))
 
 
-def _emit(e: Emitter, a: AttentionNode, keys: str) -> None:
+def _emit(e: Emitter, a: AttentionNode, keys: str, scale: float) -> None:
     operands = to_rank_4(e, a)
-    scale = a.head_size**-0.5 if a.explicit_scale is None else a.explicit_scale
     q = e.op("Mul", operands.q, e.scalar(scale, a.dtype))
     k = e.op("Transpose", repeat_heads(e, a, operands.k), perm=[0, 1, 3, 2])
     scores = e.op("MatMul", q, k)

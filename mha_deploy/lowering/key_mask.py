@@ -9,6 +9,10 @@ from onnx import NodeProto, TensorProto, numpy_helper
 from mha_deploy.lowering.attention_node import AttentionNode
 from mha_deploy.lowering.graph_edit import TensorInfo, is_default
 
+# What a masked key's score is brought down by: below all scores but those near fp32's end, also in bf16's
+# range. Finite, since keys that are all at -inf, a block of them or a whole row, make NaN.
+MASKED = -1e38
+
 
 def kept_keys(
     a: AttentionNode,
