@@ -29,7 +29,8 @@ from mha_deploy.errors import (
     QueueFullError,
 )
 from mha_deploy.runner import BatchRunner, CostModel, RunnerOptions
-from mha_deploy.runner.desk import Desk, Progress
+from mha_deploy.runner.admission import Progress
+from mha_deploy.runner.desk import Desk
 from mha_deploy.runner.layout import PaddedLayout
 from mha_deploy.runner.planner import Planner
 from mha_deploy.runner.ticket import AnswerFuture, Ticket

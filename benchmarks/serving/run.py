@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import signal
 import sys
 import tempfile
@@ -114,11 +115,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--on", default="", metavar="CPU", help="what to call this kind of CPU, as avx2")
     options = parser.parse_args()
     unknown = set(options.peers.split(",")) - set(NAMES)
-    named = not options.on or options.on.isalnum()
+    named = re.fullmatch("[a-z0-9]*", options.on)
     if unknown or not named or options.rounds < 1 or options.overhead_rounds < ROUNDS:
         parser.error(
             f"peers are {', '.join(NAMES)}; rounds at least 1; overhead rounds at least {ROUNDS}; --on takes "
-            "letters and digits"
+            "small letters and digits"
         )
     return options
 

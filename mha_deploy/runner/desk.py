@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
-from mha_deploy.errors import DeadlineError, MhaDeployError, QueueFullError, RunnerClosedError
+from mha_deploy.errors import DeadlineError, MhaDeployError, RunnerClosedError
 from mha_deploy.ragged import Request
+from mha_deploy.runner.admission import Admission, Progress
 from mha_deploy.runner.backlog import Backlog, Batch
 from mha_deploy.runner.cost import CostModel
 from mha_deploy.runner.heap import LazyHeap
@@ -32,18 +32,6 @@ COMPANY = 1 / 8
 _COMPANY_STEP = 1 / 16
 
 
-@dataclass(slots=True)
-class Progress:
-    """What one worker is at: since when, and until when as predicted (inf and 0: idle)."""
-
-    since: float = math.inf
-    until: float = 0.0
-
-    @property
-    def busy(self) -> bool:
-        return self.since < math.inf
-
-
 class Desk:
     """Takes requests in, hands batches out and answers back. Every method may be called by any thread."""
 
@@ -60,8 +48,8 @@ class Desk:
         self._alarm = threading.Condition(self.lock)
         self._drained = threading.Condition(self.lock)
         self._planner, self._model, self._layout = planner, model, layout
-        self._options = options
         self.backlog = Backlog(options, planner)
+        self._admission = Admission(planner, model, options, self.backlog)
         self._deadlines = LazyHeap(lambda ticket: ticket.deadline, lambda ticket: not ticket.settled)
         self.open: set[Ticket] = set()
         self.recorder = Recorder()
@@ -96,6 +84,12 @@ class Desk:
                     raise error
                 self._enter(ticket)
 
+    def _refusal(self, ticket: Ticket) -> tuple[Outcome, MhaDeployError] | None:
+        if self.closing:
+            return Outcome.REFUSED_CLOSED, RunnerClosedError("the runner is closing; it takes no requests")
+        free = self._idle > self.backlog.requests
+        return self._admission.refusal(ticket, self.progress, free=free)
+
     def _enter(self, ticket: Ticket) -> None:
         self._company += (bool(self.open) - self._company) * _COMPANY_STEP
         self.open.add(ticket)
@@ -118,90 +112,51 @@ class Desk:
             and self._planner.work_us(1, ticket.shape) >= self._solo_from_us
         )
 
-    def _refusal(self, ticket: Ticket) -> tuple[Outcome, MhaDeployError] | None:
-        if self.closing:
-            return Outcome.REFUSED_CLOSED, RunnerClosedError("the runner is closing; it takes no requests")
-        allowed_s = ticket.deadline - ticket.arrived
-        if allowed_s <= 0:
-            message = f"a request came with {allowed_s * 1e3:.3g} ms left; expected more than 0"
-            return Outcome.REFUSED_DEADLINE, DeadlineError(message, predicted=False)
-        free = self._idle > self.backlog.requests
-        full = None if free else self.backlog.full(ticket)
-        if full:
-            return full, self._queue_full(full)
-        needed_s = 0.0 if allowed_s == math.inf else self._predicted_s(ticket, free=free)
-        if needed_s <= allowed_s:
-            return None
-        self._model.doubt((1, *ticket.shape))
-        message = (
-            f"an answer is predicted in {needed_s * 1e3:.3g} ms, but the request allows "
-            f"{allowed_s * 1e3:.3g} ms; try again later or allow more"
-        )
-        return Outcome.REFUSED_DEADLINE, DeadlineError(message, predicted=True)
-
-    def _queue_full(self, full: Outcome) -> QueueFullError:
-        backlog, options = self.backlog, self._options
-        held = {
-            Outcome.REFUSED_QUEUE_REQUESTS: f"{backlog.requests} of {options.max_queue_requests} requests",
-            Outcome.REFUSED_QUEUE_TOKENS: f"{backlog.tokens} of {options.max_queue_tokens} tokens",
-            Outcome.REFUSED_QUEUE_BYTES: f"{backlog.nbytes} of {options.max_queue_bytes} bytes",
-        }[full]
-        retry_s = backlog.work_us / max(1, len(self.progress)) / 2e6
-        return QueueFullError(f"the queue is full: it holds {held}; try again later", retry_after_s=retry_s)
-
-    def _predicted_s(self, ticket: Ticket, *, free: bool) -> float:
-        """From now until this request's answer, if it is taken in; 0 where no measurement says."""
-        size = (1, *ticket.shape)
-        if not self._model.is_measured(size):
-            return 0.0
-        own_s = self._planner.work_us(1, ticket.shape) / 1e6
-        if free:
-            return own_s
-        left = [max(0.0, each.until - ticket.arrived) if each.busy else 0.0 for each in self.progress]
-        ahead_s = sum(left) + self.backlog.work_ahead_us(ticket) / 1e6
-        return max(min(left), ahead_s / len(left)) + own_s
-
     def take(self, progress: Progress) -> Batch | None:
         """The next batch for an idle worker, waited for; None once the runner has stopped."""
+        return self._taken(progress, self._next, self._await_any)
+
+    def take_alone(self, progress: Progress) -> Batch | None:
+        """As `take`, for the soloist: a request that has all cores to itself."""
+        return self._taken(progress, self._next_alone, self._await_alone)
+
+    def _taken(
+        self, progress: Progress, choose: Callable[[float, bool], Batch | None], wait: Callable[[], None]
+    ) -> Batch | None:
         waited = False
         while True:
             with self.lock:
                 now = time.monotonic()
                 late = self._claim_late(now)
-                batch = None if self._stopped else self.backlog.take(now, "idle" if waited else "backlog")
+                batch = None if self._stopped else choose(now, waited)
                 if batch:
                     self._begin(progress, batch, now)
                 elif not late and not self._stopped:
-                    self._idle += 1
-                    self._ready.wait()
-                    self._idle -= 1
+                    wait()
                     waited = True
                 stopped = self._stopped
             fail_late(late)
             if batch or stopped:
                 return batch
 
-    def take_alone(self, progress: Progress) -> Batch | None:
-        """As `take`, for the soloist: a request that has all cores to itself."""
-        while True:
-            with self.lock:
-                now = time.monotonic()
-                late = self._claim_late(now)
-                first = self.backlog.first()
-                alone = first is not None and not self._stopped and self._is_solo(first)
-                batch = self.backlog.take(now, "solo") if alone else None
-                if batch:
-                    self._begin(progress, batch, now)
-                elif not late and not self._stopped:
-                    if first is not None and self._idle:  # what it was woken for has company now
-                        self._ready.notify()
-                    self._solo_idle = True
-                    self._solo_ready.wait()
-                    self._solo_idle = False
-                stopped = self._stopped
-            fail_late(late)
-            if batch or stopped:
-                return batch
+    def _next(self, now: float, waited: bool) -> Batch | None:
+        return self.backlog.take(now, "idle" if waited else "backlog")
+
+    def _await_any(self) -> None:
+        self._idle += 1
+        self._ready.wait()
+        self._idle -= 1
+
+    def _next_alone(self, now: float, _waited: bool) -> Batch | None:
+        first = self.backlog.first()
+        return self.backlog.take(now, "solo") if first is not None and self._is_solo(first) else None
+
+    def _await_alone(self) -> None:
+        if self.backlog.requests and self._idle:  # what it was woken for has company now
+            self._ready.notify()
+        self._solo_idle = True
+        self._solo_ready.wait()
+        self._solo_idle = False
 
     def take_again(self, progress: Progress, ticket: Ticket) -> Batch | None:
         """One member of a failed batch, to run alone; None when it is settled by now or out of time."""

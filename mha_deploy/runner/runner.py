@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import math
@@ -27,7 +26,7 @@ from mha_deploy.runner.layout import Layout, laid_out
 from mha_deploy.runner.options import DEFAULT_OPTIONS, RunnerOptions
 from mha_deploy.runner.planner import Planner
 from mha_deploy.runner.recorder import RunnerLoad, RunnerSnapshot
-from mha_deploy.runner.ticket import Answer, AnswerFuture, Shape, Ticket
+from mha_deploy.runner.ticket import Answer, AnswerFuture, Shape, Ticket, awaitable
 from mha_deploy.runner.trial import noise
 from mha_deploy.runner.worker import Worker
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
@@ -174,10 +173,8 @@ class BatchRunner:
         self, request: Request, *, timeout_s: float = math.inf, priority: int = 0
     ) -> Answer:
         """As `submit`, awaited; cancelling the task cancels the request."""
-        loop = asyncio.get_running_loop()
         ticket = self._ticket(request, timeout_s, priority)
-        waiter: asyncio.Future[Answer] = loop.create_future()
-        ticket.future.add_done_callback(lambda done: _hand_over(loop, waiter, done))
+        waiter = awaitable(ticket.future)
         # The last step: a worker that it wakes waits until this thread lets go of the interpreter.
         self._desk.admit([ticket])
         try:
@@ -295,23 +292,6 @@ class BatchRunner:
 def _close_all() -> None:
     for runner in list(_running):
         runner.close(0.0)
-
-
-def _hand_over(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[Answer], done: Future[Answer]) -> None:
-    """Wake the loop once, by the thread that settled the request (`asyncio.wrap_future` takes more)."""
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-        loop.call_soon_threadsafe(_settle, waiter, done)
-
-
-def _settle(waiter: asyncio.Future[Answer], done: Future[Answer]) -> None:
-    if waiter.done():  # its task was cancelled
-        return
-    if done.cancelled():
-        waiter.cancel()
-    elif error := done.exception():
-        waiter.set_exception(error)
-    else:
-        waiter.set_result(done.result())
 
 
 def _tuned(spec: AttentionSpec) -> Shape:

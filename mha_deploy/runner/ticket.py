@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
@@ -101,6 +102,31 @@ def _call(callback: Callable[[Future[Answer]], object], future: Future[Answer]) 
         callback(future)
     except BaseException:  # SystemExit, say, would end a worker, and keep other callbacks from being called
         log.exception("a callback of a request's future raised")
+
+
+def awaitable(future: AnswerFuture) -> asyncio.Future[Answer]:
+    """A future of the running event loop that ends as this one does, unless it was cancelled before."""
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[Answer] = loop.create_future()
+    future.add_done_callback(lambda done: _hand_over(loop, waiter, done))
+    return waiter
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[Answer], done: Future[Answer]) -> None:
+    """Wake the loop once, by the thread that settled the request (`asyncio.wrap_future` takes more)."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        loop.call_soon_threadsafe(_settle, waiter, done)
+
+
+def _settle(waiter: asyncio.Future[Answer], done: Future[Answer]) -> None:
+    if waiter.done():  # its task was cancelled
+        return
+    if done.cancelled():
+        waiter.cancel()
+    elif error := done.exception():
+        waiter.set_exception(error)
+    else:
+        waiter.set_result(done.result())
 
 
 @dataclass(eq=False, slots=True)

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from mha_deploy.errors import FrozenAxisError
 from mha_deploy.ragged import Request
+from mha_deploy.runner.admission import Progress
 from mha_deploy.runner.backlog import Batch
-from mha_deploy.runner.desk import Desk, Progress
+from mha_deploy.runner.desk import Desk
 from mha_deploy.runner.layout import Layout
 from mha_deploy.sessions import Session
 
