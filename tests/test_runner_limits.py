@@ -12,6 +12,7 @@ from runner_blocks import (
     CROSS,
     FULL,
     PATIENCE_S,
+    RAISED,
     SELF,
     UNMASKED,
     Gate,
@@ -223,6 +224,32 @@ def test_a_prediction_that_went_wrong_does_not_refuse_for_ever():
                 refusals += 1
         assert refusals > 0
         assert outcome_of(future) is None
+
+
+class Told(CostModel):
+    """Keeps what sizes it is told of."""
+
+    def __init__(self, spec, samples):
+        super().__init__(spec, samples)
+        self.observed, self.doubted = set(), set()
+
+    def observe(self, size, us, fill=1.0):
+        self.observed.add(size)
+        super().observe(size, us, fill)
+
+    def doubt(self, size):
+        self.doubted.add(size)
+        super().doubt(size)
+
+
+def test_a_model_is_corrected_at_the_size_that_ran_where_a_graph_takes_no_single_row():
+    gate, model = Gate(RAISED), Told(RAISED, {(2, 6, 6): 5e6})
+    gate.let()
+    with runner_behind(gate, model) as runner:
+        assert outcome_of(runner.submit(request(RAISED, 6))) is None
+        with pytest.raises(DeadlineError, match="is predicted"):
+            runner.submit(request(RAISED, 6), timeout_s=0.1)
+    assert model.observed == model.doubted == {(2, 6, 6)}
 
 
 def test_a_request_that_comes_with_no_time_left_is_refused():

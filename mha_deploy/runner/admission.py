@@ -52,7 +52,7 @@ class Admission:
         needed_s = 0.0 if allowed_s == math.inf else self._predicted_s(ticket, workers, free=free)
         if needed_s <= allowed_s:
             return None
-        self._model.doubt((1, *ticket.shape))
+        self._model.doubt(self._planner.size(1, ticket.shape))
         message = (
             f"an answer is predicted in {needed_s * 1e3:.3g} ms, but the request allows "
             f"{allowed_s * 1e3:.3g} ms; try again later or allow more"
@@ -71,7 +71,7 @@ class Admission:
 
     def _predicted_s(self, ticket: Ticket, workers: Sequence[Progress], *, free: bool) -> float:
         """From now until this request's answer, if it is taken in; 0 where no measurement says."""
-        if not self._model.is_measured((1, *ticket.shape)):
+        if not self._model.is_measured(self._planner.size(1, ticket.shape)):
             return 0.0
         own_s = self._planner.work_us(1, ticket.shape) / 1e6
         if free:

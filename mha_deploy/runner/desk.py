@@ -185,7 +185,8 @@ class Desk:
             rows, tokens = len(batch.tickets), sum(ticket.tokens for ticket in batch.tickets)
             fill = self._planner.fill(rows, batch.shape, tokens)
             if progress is not self.solo:
-                self._model.observe((rows, *batch.shape), (computed - began) * 1e6, fill)
+                size = self._planner.size(rows, batch.shape)
+                self._model.observe(size, (computed - began) * 1e6, fill)
             phases = ((made - began) * 1e6, (computed - made) * 1e6, (now - computed) * 1e6)
             padded = self._layout.padded_tokens(rows, batch.shape, tokens)
             number = self.recorder.ran(rows, tokens, padded, phases)

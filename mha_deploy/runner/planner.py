@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from mha_deploy.runner.cost import CostModel
+from mha_deploy.runner.cost import CostModel, Size
 from mha_deploy.runner.heap import LazyHeap
 from mha_deploy.runner.layout import Layout, positions
 from mha_deploy.runner.options import RunnerOptions
@@ -40,8 +40,12 @@ class Planner:
 
     def work_us(self, rows: int, shape: Shape, tokens: int = 0) -> float:
         """Predicted microseconds of so many rows at these lengths; `tokens` of them real, 0: all."""
-        size = (max(rows, self._least_rows), *shape)
-        return self._model.predict_us(size, self.fill(rows, shape, tokens) if tokens else 1.0)
+        fill = self.fill(rows, shape, tokens) if tokens else 1.0
+        return self._model.predict_us(self.size(rows, shape), fill)
+
+    def size(self, rows: int, shape: Shape) -> Size:
+        """What runs for so many rows: a graph may take no fewer than some number of them."""
+        return (max(rows, self._least_rows), *shape)
 
     def fill(self, rows: int, shape: Shape, tokens: int) -> float:
         """The share of a batch's positions that are its requests' tokens."""
