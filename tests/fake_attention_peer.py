@@ -1,6 +1,7 @@
 """A contestant of the attention benchmark in plain numpy; `fault` makes it misbehave."""
 
 import os
+import threading
 import time
 
 import numpy as np
@@ -37,6 +38,8 @@ def build(task):
                 x, mask if fault != "ignores the mask" else np.ones_like(mask), weights, task.num_heads
             )
             burn()
+            if fault == "spins on":
+                threading.Thread(target=burn, args=(0.3,), daemon=True).start()
             if fault == "slows down":
                 time.sleep(len(runs) * 1e-4)
             return y.astype(np.float32)
@@ -61,7 +64,7 @@ def attention(x, mask, weights, heads):
     return project("output", (shares @ v).transpose(0, 2, 1, 3).reshape(batch, seq, width))
 
 
-def burn():
-    end = time.process_time() + WORK_S
-    while time.process_time() < end:
+def burn(seconds=WORK_S):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
         pass

@@ -23,11 +23,10 @@ WARM_S = 0.02
 
 @dataclass(slots=True)
 class Taken:
-    """Of one case: samples by the peer's name, why others have none, the CPU time that all turns took."""
+    """Of one case: samples by the peer's name, and why others have none."""
 
     samples: dict[str, Samples] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    cpu_s: float = 0.0
 
 
 def take_rounds(
@@ -82,6 +81,5 @@ def _turn(connection: Connection, case: str, taken: Taken, unrecorded: int, leng
     except PeerError as error:
         taken.failed[connection.name] = str(error)
         return []
-    taken.cpu_s += reply["cpu_s"]
     samples: list[float] = reply["ms"]
     return samples

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.attention.claims import with_claims
 from benchmarks.attention.environments import ROOT, InstallError, python_of
 from benchmarks.attention.results import Results, ResultsError
 from benchmarks.attention.roster import CEILING, OURS, ROSTER, Contestant
@@ -35,7 +36,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         roster = _chosen(given.only)
         results = (
-            Results.read(given.tables) if given.tables else _measured(roster, arguments, quick=given.quick)
+            with_claims(Results.read(given.tables))
+            if given.tables
+            else _measured(roster, arguments, quick=given.quick)
         )
     except (ResultsError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

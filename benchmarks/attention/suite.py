@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.attention.claims import claims
+from benchmarks.attention.claims import with_claims
 from benchmarks.attention.connection import Connection, PeerError
 from benchmarks.attention.results import FORMAT, Results
 from benchmarks.attention.roster import ALLOWED, CEILING, RAGGED, Contestant
@@ -104,7 +104,7 @@ def run(
         "contestants": [_described(each, everyone, not_run) for each in roster],
         "cells": measured,
     }
-    return Results({**data, "claims": [claim.to_json() for claim in claims(Results(data))]})
+    return with_claims(Results(data))
 
 
 def _prepare(everyone: Sequence[Started], d_model: int, plan: Plan, progress: Callable[[str], None]) -> None:
@@ -162,7 +162,7 @@ def _measure(
         progress(f"{name}: answers")
         checked[name] = _checked(everyone, cell, scratch)
         cases[name] = [each.connection for each in checked[name].ready]
-    cpu, end = machine.cpu_times(), watch()
+    cpu, theirs, end = machine.cpu_times(), _cpu_s(everyone), watch()
     taken = take_rounds(cases, plan.schedule, progress=lambda text: progress(f"d_model {d_model}: {text}"))
     found, ceilings = [], list[list[float]]()
     for name, cell in here.items():
@@ -181,14 +181,24 @@ def _measure(
                 "not_timed": checked[name].not_timed | taken[name].failed,
             }
         )
-    cpu_s = sum(each.cpu_s for each in taken.values())
     # As they came: round by round, and through the shapes in each.
     conditions = end([share for round_shares in zip(*ceilings, strict=True) for share in round_shares])
     total_s = machine.cpu_times().total_s - cpu.total_s
-    # The contestants are processes of their own: what they computed is not a neighbour's.
-    others = max(0.0, conditions.neighbours_share - cpu_s / total_s)
+    # The contestants are processes of their own: what they took, also while their threads still wait at
+    # full speed after a turn, is not a neighbour's.
+    took_s = sum(now - theirs[name] for name, now in _cpu_s(everyone).items() if name in theirs)
+    others = max(0.0, conditions.neighbours_share - took_s / total_s)
     conditions = replace(conditions, neighbours_share=others)
     return found, {**conditions.to_json(), "notices": conditions.notices()}
+
+
+def _cpu_s(everyone: Sequence[Started]) -> dict[str, float]:
+    """CPU time by the name of those whose process answers."""
+    taken = dict[str, float]()
+    for each in everyone:
+        with contextlib.suppress(PeerError):
+            taken[each.contestant.name] = each.connection.ask({"do": "cpu"})["cpu_s"]
+    return taken
 
 
 def _checked(everyone: Sequence[Started], cell: Cell, scratch: Path) -> Checked:

@@ -7,12 +7,14 @@
     -> {"do": "load", "case": NAME, "inputs": FILE, "answer": FILE}
                                             <- {"first_ms": ...}, and the answer in the file
     -> {"do": "turn", "case": NAME, "seconds": ..., "unrecorded": ..., "warm_s": ...}
-                                            <- {"ms": [...], "cpu_s": ...}
+                                            <- {"ms": [...]}
+    -> {"do": "cpu"}                        <- {"cpu_s": ...}, of all threads since the process began
     end of stdin: the process ends
 
 Whatever goes wrong is answered with {"error": ...}, and the next line is awaited. Only the standard
 library and numpy are used here, for every environment runs this file. What libraries print goes to
-stderr: stdout carries answers only. While others run, this process waits for a line and computes nothing.
+stderr: stdout carries answers only. While others run, this process waits for a line and computes nothing,
+once its libraries' threads have stopped to wait at full speed for more work.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class Worker:
         self._cases: dict[str, Callable[[], object]] = {}
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        did = {"prepare": self._prepare, "load": self._load, "turn": self._turn}
+        did = {"prepare": self._prepare, "load": self._load, "turn": self._turn, "cpu": self._cpu}
         return did[request["do"]](request)
 
     def _prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,7 +82,7 @@ class Worker:
 
     def _turn(self, request: Mapping[str, Any]) -> dict[str, Any]:
         run, clock = self._cases[request["case"]], time.perf_counter
-        cpu_s, warm = time.process_time(), clock() + request["warm_s"]
+        warm = clock() + request["warm_s"]
         for _ in range(request["unrecorded"]):
             run()
             if clock() > warm:
@@ -91,7 +93,10 @@ class Worker:
             start = clock()
             run()
             taken_ms.append((clock() - start) * 1e3)
-        return {"ms": [round(each, 5) for each in taken_ms], "cpu_s": time.process_time() - cpu_s}
+        return {"ms": [round(each, 5) for each in taken_ms]}
+
+    def _cpu(self, _request: Mapping[str, Any]) -> dict[str, Any]:
+        return {"cpu_s": time.process_time()}
 
 
 def load_peer(path: Path) -> Any:
