@@ -9,7 +9,9 @@ PIP_OPTIONS ?=
 EXTRAS ?= cpu,rtx,openvino,serve,grpc,pictures,dev
 
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+COMMA := ,
+# Of its own for each set of extras, or another set would never be installed.
+READY := $(VENV)/.ready-$(subst $(COMMA),-,$(EXTRAS))
 DEMO := build/minilm-l6-v2
 REAL := models/minilm-l6-v2-layer3.inputs.safetensors
 
@@ -18,7 +20,7 @@ REAL := models/minilm-l6-v2-layer3.inputs.safetensors
 help:
 	@echo "make demo      export, verify, run, time and build an engine of a real model's attention"
 	@echo "make test      run the tests in JOBS processes (ARGS='-k masks' picks some)"
-	@echo "make test-gpu  run those that need an NVIDIA GPU (EXTRAS=gpu,rtx,dev for what they use)"
+	@echo "make test-gpu  run those that need an NVIDIA GPU (EXTRAS=gpu,rtx,dev VENV=.venv-gpu for what they use)"
 	@echo "make bench     attention against its peers (minutes; ARGS=--quick for a short run)"
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove build/ and the environment"

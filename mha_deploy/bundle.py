@@ -58,16 +58,27 @@ class Bundle:
         Raises:
             BundleError: there is none of that name.
         """
-        if not name and self.manifest.choices:
-            threads = placement.threads or machine.usable_cpus()
-            chosen = self.manifest.chosen(machine.fingerprint(), placement.device, threads)
-            if chosen:
-                return chosen
+        chosen = None if name else self._chosen(placement)
+        if chosen:
+            return chosen
         for artifact in self.artifacts:
             if artifact.name == (name or CANONICAL):
                 return artifact
         known = ", ".join(artifact.name for artifact in self.artifacts)
         raise BundleError(f"{self.folder} has no artifact {name!r}; it has {known}")
+
+    def passed_over(self, placement: Placement = DEFAULT_PLACEMENT) -> tuple[str, ...]:
+        """What `optimize` chose elsewhere, where none of it holds here: it was on another machine (or with
+        other versions of what is installed), for another device, other threads or other files."""
+        if self._chosen(placement):
+            return ()
+        return tuple(dict.fromkeys(choice.artifact for choice in self.manifest.choices))
+
+    def _chosen(self, placement: Placement) -> Artifact | None:
+        if not self.manifest.choices:  # a machine is not looked at for nothing
+            return None
+        threads = placement.threads or machine.usable_cpus()
+        return self.manifest.chosen(machine.fingerprint(), placement.device, threads)
 
     def with_artifact(self, artifact: Artifact) -> Bundle:
         """This bundle as it would be with `artifact`, whose files lie in the folder; nothing is written."""

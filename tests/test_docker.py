@@ -84,6 +84,12 @@ def test_what_is_installed_are_extras_that_there_are_in_versions_that_are_pinned
     (extras,) = re.findall(r"'\.\[(.*?)\]'", install)
     assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
     assert "-c constraints.txt" in install
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {line.partition("==")[0].lower().replace("_", "-") for line in lines if "==" in line}
+    optional = PROJECT["optional-dependencies"]
+    wanted = sum((optional[each] for each in extras.split(",")), PROJECT["dependencies"])
+    names = {re.match(r"[\w.-]+", each).group().lower().replace("_", "-") for each in wanted}
+    assert names - pinned == set()
     assert len({"cpu", "gpu"} & set(extras.split(","))) == 1
 
 

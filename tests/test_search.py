@@ -231,6 +231,7 @@ def test_a_choice_holds_for_its_machine_its_placement_and_its_files(bundle, choi
     choose(bundle.folder, artifact, choice(artifact))
     found = Bundle.load(bundle.folder).artifact("", TWO_THREADS).name
     assert found == ("other" if holds else CANONICAL)
+    assert Bundle.load(bundle.folder).passed_over(TWO_THREADS) == (() if holds else ("other",))
 
 
 def test_a_new_choice_takes_the_place_of_the_one_before_it(bundle):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +21,7 @@ import pytest
 from serving import Connection, ask, get, infer_request, until
 
 import mha_deploy
+from mha_deploy.manifest import Choice, choose
 
 X = np.ones((1, 4, 32), np.float32)
 
@@ -39,6 +42,7 @@ def served(bundle, *options):
             while not (lines and lines[-1].startswith("serving ")):
                 lines.append(process.stderr.readline())
                 assert lines[-1], f"it ended: {lines}"
+            process.said = lines
             yield process, int(re.search(r":(\d+) \(ready", lines[-1]).group(1))
         finally:
             process.kill()
@@ -47,8 +51,6 @@ def served(bundle, *options):
 @pytest.fixture(scope="module")
 def copied(small_bundle, tmp_path_factory):
     """A bundle that calibration may write to."""
-    import shutil
-
     folder = shutil.copytree(small_bundle.folder, tmp_path_factory.mktemp("served") / "bundle")
     return mha_deploy.Bundle.load(folder)
 
@@ -145,6 +147,18 @@ def test_a_killed_server_starts_again_on_its_port_and_answers_the_same(copied):
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=30)
     assert (process.returncode, out) == (0, "1 requests: 1 answered\n")
+
+
+def test_a_choice_of_another_machine_is_named_when_it_is_passed_over(copied, tmp_path):
+    folder = shutil.copytree(copied.folder, tmp_path / "bundle")
+    artifact = dataclasses.replace(copied.artifact(), name="other")
+    files = tuple(record.sha256 for record in artifact.files)
+    choose(folder, artifact, Choice("another machine", "cpu", 2, "other", files))
+    with served(mha_deploy.Bundle.load(folder), "--port", 0, "--workers", 1) as (process, _):
+        (warning,) = (line for line in process.said if line.startswith("warning"))
+    assert "`optimize` chose other, but on another machine" in warning
+    with served(copied, "--port", 0, "--workers", 1) as (process, _):
+        assert len(process.said) == 1
 
 
 def test_a_token_from_a_file_guards_the_server(copied, tmp_path):

@@ -120,10 +120,18 @@ def serve(
         ready_s = time.perf_counter() - begin
         click.echo(f"serving {server.model.name} at {server.url} (ready in {ready_s:.2f} s)", err=True)
 
+    loaded, placed = Bundle.load(bundle), placement(**where)
+    if not artifact and (passed_over := loaded.passed_over(placed)):
+        click.echo(
+            f"warning: `optimize` chose {', '.join(passed_over)}, but on another machine or with other "
+            "versions, device or threads; the canonical artifact runs here: run `optimize` here, or name an "
+            "--artifact",
+            err=True,
+        )
     report = run(
-        Bundle.load(bundle),
+        loaded,
         artifact,
-        placement=placement(**where),
+        placement=placed,
         runner_options=RunnerOptions(
             workers=workers,
             threads=where["threads"],
