@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -163,3 +164,58 @@ def test_every_peer_has_its_requirements_pinned_and_a_server(module):
         ] == []
         assert all("==" in line for line in (*lines, *pinned))
         assert (FOLDER / "peers" / name / "serve.py").exists()
+
+
+@pytest.fixture
+def installs(module, monkeypatch, tmp_path):
+    """`systems` with one peer "it" in an empty place, and the commands that it would run."""
+    systems, commands = module("systems"), []
+
+    def run(command, **_):
+        commands.append(command)
+        (systems.ENVIRONMENTS / "it").mkdir(parents=True, exist_ok=True)
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(systems, "PEERS", tmp_path / "peers")
+    monkeypatch.setattr(systems, "ENVIRONMENTS", tmp_path / "environments")
+    monkeypatch.setattr(systems.subprocess, "run", run)
+    (tmp_path / "peers" / "it").mkdir(parents=True)
+    for name in ("requirements.txt", "constraints.txt"):
+        (tmp_path / "peers" / "it" / name).write_text("one==1\n")
+    return systems, commands
+
+
+def test_a_peer_that_is_installed_is_not_installed_again(installs):
+    systems, commands = installs
+    assert systems.prepare("it") == ""
+    assert len(commands) == 2
+    assert systems.prepare("it") == ""
+    assert len(commands) == 2
+
+
+@pytest.mark.parametrize("changed", ["requirements.txt", "constraints.txt"])
+def test_a_peer_is_installed_anew_in_a_cleared_environment_when_its_files_change(installs, changed):
+    systems, commands = installs
+    systems.prepare("it")
+    (systems.PEERS / "it" / changed).write_text("one==2\n")
+    commands.clear()
+    assert systems.prepare("it") == ""
+    (made, installed) = commands
+    assert made[1:4] == ["-m", "venv", "--clear"]
+    assert installed[-4:] == [
+        "-r",
+        str(systems.PEERS / "it" / "requirements.txt"),
+        "-c",
+        str(systems.PEERS / "it" / "constraints.txt"),
+    ]
+
+
+def test_a_peer_whose_installation_failed_is_tried_again(installs, monkeypatch):
+    systems, commands = installs
+    works = systems.subprocess.run
+    fails = SimpleNamespace(returncode=1, stderr="ERROR: no such version\n")
+    monkeypatch.setattr(systems.subprocess, "run", lambda *_, **__: fails)
+    assert systems.prepare("it") == "not installed: ERROR: no such version"
+    monkeypatch.setattr(systems.subprocess, "run", works)
+    assert systems.prepare("it") == ""
+    assert len(commands) == 2

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -109,22 +109,30 @@ class System:
 
 
 def prepare(name: str) -> str:
-    """Install a peer's environment where it is missing; the reason where that fails, else ""."""
-    folder, wanted = ENVIRONMENTS / name, PEERS / name / "requirements.txt"
-    pinned = wanted.with_name("constraints.txt")
-    stamp = folder / ".installed"
-    if stamp.exists() and stamp.read_text() == wanted.read_text():
+    """Install a peer's environment where it is missing, and anew where its requirements or pins changed.
+
+    The reason where that fails, else "".
+    """
+    folder, files = ENVIRONMENTS / name, PEERS / name
+    wanted, pinned = files / "requirements.txt", files / "constraints.txt"
+    stamp, digest = folder / ".installed", _digest(wanted, pinned)
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == digest:
         return ""
     python = folder / "bin" / "python"
     for command in (
-        [sys.executable, "-m", "venv", str(folder)],
+        # Cleared: pip leaves what the old requirements brought and the new ones do not name.
+        [sys.executable, "-m", "venv", "--clear", str(folder)],
         [str(python), "-m", "pip", "install", "--quiet", "-r", str(wanted), "-c", str(pinned)],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             return f"not installed: {(done.stderr.strip() or 'pip failed').splitlines()[-1]}"
-    shutil.copy(wanted, stamp)
+    stamp.write_text(digest, encoding="utf-8")
     return ""
+
+
+def _digest(*files: Path) -> str:
+    return "".join(f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n" for file in files)
 
 
 def free_port() -> int:
