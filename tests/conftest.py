@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +28,18 @@ SMALL_DIMS = (Dim("batch", 1, 2, 6), Dim("seq", 1, 8, 64))
 def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu") and not has_cuda_driver():
         pytest.skip("needs an NVIDIA GPU, and no driver answers here; make test-gpu lists them")
+
+
+@pytest.fixture
+def serving_suite(monkeypatch):
+    """A module of benchmarks/serving by its name; its scripts are no package."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks" / "serving"))
+
+    def imported(name):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return importlib.import_module(name)
+
+    return imported
 
 
 def small_spec(**changes) -> AttentionSpec:

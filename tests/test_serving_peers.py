@@ -1,0 +1,108 @@
+"""The serving benchmark's systems: how each is installed, started and spoken to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mha_deploy.errors import InputError
+from mha_deploy.load.encoding import Reply
+
+PEERS = Path(__file__).parents[1] / "benchmarks" / "serving" / "peers"
+
+
+def test_as_exported_the_server_runs_the_graph_that_the_peers_run(serving_suite, tmp_path):
+    systems = serving_suite("systems")
+    commands = {
+        variant: systems.command_of(systems.System("mha-deploy", variant), tmp_path, 8000)
+        for variant in systems.OUR_ARGUMENTS
+    }
+    assert "--artifact" not in commands["default"]
+    assert commands["as exported"][-2:] == ["--artifact", "canonical"]
+    assert "--artifact" not in commands["bf16"]
+    assert commands["packed"][-4:] == ["--artifact", "packed", "--mode", "fast"]
+
+
+def test_a_tensor_survives_each_peers_encoding(serving_suite):
+    systems = serving_suite("systems")
+    x = np.arange(3 * 8, dtype=np.float32).reshape(1, 3, 8)
+    for name, wrap in {
+        "ray": lambda sent: sent,
+        "litserve": lambda sent: sent.replace(b'"x"', b'"y"'),
+        "mlserver": lambda sent: sent.replace(b'"inputs"', b'"outputs"'),
+    }.items():
+        encoding = systems.encoding_of(name, 8)
+        pieces, _ = encoding.body({"x": x})
+        answer = encoding.answer(Reply(200, {}, wrap(b"".join(pieces))))
+        assert np.array_equal(answer, x[0])
+        with pytest.raises(InputError, match=r"an answer that cannot be read|expected float32 rows"):
+            encoding.answer(Reply(200, {}, b"{}"))
+
+
+def test_every_peer_has_its_requirements_pinned_and_a_server(serving_suite):
+    for name in serving_suite("systems").NAMES:
+        lines = (PEERS / name / "requirements.txt").read_text().split()
+        pinned = (PEERS / name / "constraints.txt").read_text().lower().replace("_", "-").split()
+        assert [
+            line for line in lines if line.partition("[")[0].split("==")[0] not in "\n".join(pinned)
+        ] == []
+        assert all("==" in line for line in (*lines, *pinned))
+        assert (PEERS / name / "serve.py").exists()
+
+
+@pytest.fixture
+def installs(serving_suite, monkeypatch, tmp_path):
+    """`systems` with one peer "it" in an empty place, and the commands that it would run."""
+    systems, commands = serving_suite("systems"), []
+
+    def run(command, **_):
+        commands.append(command)
+        (systems.ENVIRONMENTS / "it").mkdir(parents=True, exist_ok=True)
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(systems, "PEERS", tmp_path / "peers")
+    monkeypatch.setattr(systems, "ENVIRONMENTS", tmp_path / "environments")
+    monkeypatch.setattr(systems.subprocess, "run", run)
+    (tmp_path / "peers" / "it").mkdir(parents=True)
+    for name in ("requirements.txt", "constraints.txt"):
+        (tmp_path / "peers" / "it" / name).write_text("one==1\n")
+    return systems, commands
+
+
+def test_a_peer_that_is_installed_is_not_installed_again(installs):
+    systems, commands = installs
+    assert systems.prepare("it") == ""
+    assert len(commands) == 2
+    assert systems.prepare("it") == ""
+    assert len(commands) == 2
+
+
+@pytest.mark.parametrize("changed", ["requirements.txt", "constraints.txt"])
+def test_a_peer_is_installed_anew_in_a_cleared_environment_when_its_files_change(installs, changed):
+    systems, commands = installs
+    systems.prepare("it")
+    (systems.PEERS / "it" / changed).write_text("one==2\n")
+    commands.clear()
+    assert systems.prepare("it") == ""
+    (made, installed) = commands
+    assert made[1:4] == ["-m", "venv", "--clear"]
+    assert installed[-4:] == [
+        "-r",
+        str(systems.PEERS / "it" / "requirements.txt"),
+        "-c",
+        str(systems.PEERS / "it" / "constraints.txt"),
+    ]
+
+
+def test_a_peer_whose_installation_failed_is_tried_again(installs, monkeypatch):
+    systems, commands = installs
+    works = systems.subprocess.run
+    fails = SimpleNamespace(returncode=1, stderr="ERROR: no such version\n")
+    monkeypatch.setattr(systems.subprocess, "run", lambda *_, **__: fails)
+    assert systems.prepare("it") == "not installed: ERROR: no such version"
+    monkeypatch.setattr(systems.subprocess, "run", works)
+    assert systems.prepare("it") == ""
+    assert len(commands) == 2
