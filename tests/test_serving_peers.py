@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import runpy
+import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock, call
 
 import numpy as np
 import pytest
@@ -106,3 +112,82 @@ def test_a_peer_whose_installation_failed_is_tried_again(installs, monkeypatch):
     monkeypatch.setattr(systems.subprocess, "run", works)
     assert systems.prepare("it") == ""
     assert len(commands) == 2
+
+
+def test_each_peer_is_given_a_worker_for_every_usable_core(serving_suite, monkeypatch, tmp_path):
+    systems = serving_suite("systems")
+    monkeypatch.setattr(systems, "usable_cpus", lambda: 8)
+    for name in systems.NAMES:
+        command = systems.command_of(systems.System(name, "plain"), tmp_path, 8000)
+        assert command[-2:] == ["--workers", "8"]
+    assert "--workers" not in systems.command_of(systems.System("mha-deploy", "default"), tmp_path, 8000)
+
+
+@pytest.fixture
+def serve(monkeypatch, tmp_path):
+    """Runs a peer's serve.py over stand-ins for its packages; what became of the process, or None."""
+    become = []
+    monkeypatch.syspath_prepend(str(PEERS))
+    monkeypatch.setenv("PYTHONPATH", str(PEERS))
+    monkeypatch.setattr(os, "execve", lambda *given: become.append(given))
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: str(tmp_path))
+
+    def run(name, modules, *options):
+        for each, module in modules.items():
+            monkeypatch.setitem(sys.modules, each, module)
+        monkeypatch.delitem(sys.modules, "arguments", raising=False)
+        given = ["--model", "model.onnx", "--port", "8000", "--variant", "batched", *options]
+        monkeypatch.setattr(sys, "argv", ["serve.py", *given])
+        runpy.run_path(str(PEERS / name / "serve.py"), run_name="__main__")
+        return become.pop() if become else None
+
+    return run
+
+
+OPTIONS = pytest.mark.parametrize(("options", "workers"), [((), 2), (("--workers", "8"), 8)])
+
+
+@OPTIONS
+def test_litserve_runs_as_many_workers_as_it_is_given(serve, options, workers):
+    litserve = MagicMock(LitAPI=SimpleNamespace)
+    serve("litserve", {"litserve": litserve, "block": MagicMock()}, *options)
+    assert litserve.LitServer.call_args.kwargs["workers_per_device"] == workers
+
+
+@OPTIONS
+def test_mlserver_holds_as_many_sessions_as_it_is_given(serve, monkeypatch, options, workers):
+    _, _, environment = serve("mlserver", {}, *options)
+    block = MagicMock()
+    modules = {"block": block, "mlserver": MagicMock(MLModel=object), "mlserver.types": MagicMock()}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    model = runpy.run_path(str(PEERS / "mlserver" / "runtime.py"))["Attention"]()
+    assert asyncio.run(model.load())
+    assert block.Block.call_args_list == [call("model.onnx", 1)] * workers
+    assert model._pool._max_workers == workers
+
+
+@OPTIONS
+def test_ray_runs_as_many_replicas_as_it_is_given(serve, options, workers):
+    ray, names = MagicMock(), ("starlette.requests", "starlette.responses", "block")
+    serve("ray", {"ray": ray, **{name: MagicMock() for name in names}}, *options)
+    assert ray.serve.deployment.call_args.kwargs["num_replicas"] == workers
+    assert ray.init.call_args.kwargs["num_cpus"] == workers
+
+
+@OPTIONS
+def test_triton_runs_as_many_instances_as_it_is_given(serve, tmp_path, options, workers):
+    server = tmp_path / "site" / "pytriton" / "tritonserver"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    (server / "backends" / "python").mkdir(parents=True)
+    (server / "python_backend_stubs" / version).mkdir(parents=True)
+    (server / "python_backend_stubs" / version / "triton_python_backend_stub").touch()
+    block = MagicMock()
+    block.Block.return_value.width = 768
+    pytriton = SimpleNamespace(__file__=str(server.parent / "__init__.py"))
+    serve("triton", {"pytriton": pytriton, "block": block}, *options)
+    config = (tmp_path / "models" / "block" / "config.pbtxt").read_text()
+    assert f"count: {workers} }}" in config
+    assert "dims: [ -1, 768 ]" in config

@@ -24,6 +24,7 @@ from mha_deploy.load import HttpTarget, LoadOptions, closed_plan, parse_lengths,
 from mha_deploy.load.encoding import Encoding, Pieces, Reply
 from mha_deploy.load.inputs import Inputs
 from mha_deploy.load.target import Target
+from mha_deploy.machine import usable_cpus
 from mha_deploy.signature import Array, Feeds, Signature
 
 HERE = Path(__file__).parent
@@ -149,14 +150,15 @@ def free_port() -> int:
 
 
 def command_of(system: System, bundle: Path, port: int) -> list[str]:
-    """What starts it."""
+    """What starts it; a peer is given the whole machine, a worker for each core, as ours takes it."""
     if system.name == OURS:
         how = OUR_ARGUMENTS[system.variant]
         return [sys.executable, "-m", "mha_deploy", "serve", str(bundle), "--port", str(port), *how]
     python = ENVIRONMENTS / system.name / "bin" / "python"
     serve = PEERS / system.name / "serve.py"
     model = str((bundle / "model.onnx").resolve())
-    return [str(python), str(serve), "--model", model, "--port", str(port), "--variant", system.variant]
+    where = ["--model", model, "--port", str(port)]
+    return [str(python), str(serve), *where, "--variant", system.variant, "--workers", str(usable_cpus())]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""LitServe: two workers of one thread each; its bodies are JSON, so tensors travel as base64 in it.
+"""LitServe: so many workers of one thread each; its bodies are JSON, so tensors travel as base64 in it.
 "batched" lets a worker take up to 8 requests within 1 ms; without any window it spins while it is idle."""
 
 from __future__ import annotations
@@ -38,5 +38,5 @@ class Attention(litserve.LitAPI):
 
 if __name__ == "__main__":
     api = Attention(max_batch_size=8, batch_timeout=0.001) if BATCHED else Attention()
-    server = litserve.LitServer(api, accelerator="cpu", workers_per_device=2)
+    server = litserve.LitServer(api, accelerator="cpu", workers_per_device=OPTIONS.workers)
     server.run(host="127.0.0.1", port=OPTIONS.port, log_level="warning", generate_client_file=False)

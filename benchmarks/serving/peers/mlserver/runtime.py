@@ -16,9 +16,10 @@ class Attention(MLModel):
     """Requests that adaptive batching brings together arrive as one, with an element each."""
 
     async def load(self) -> bool:
-        # Two sessions of one thread, each in a thread of its own.
-        self._pool = ThreadPoolExecutor(2)
-        self._free = [Block(os.environ["BLOCK_MODEL"], 1) for _ in range(2)]
+        # Sessions of one thread, each in a thread of its own.
+        workers = int(os.environ["BLOCK_WORKERS"])
+        self._pool = ThreadPoolExecutor(workers)
+        self._free = [Block(os.environ["BLOCK_MODEL"], 1) for _ in range(workers)]
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:

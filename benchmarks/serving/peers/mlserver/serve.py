@@ -1,4 +1,4 @@
-"""MLServer: one process, two sessions of one thread each. "batched" is its adaptive batching, up to 8
+"""MLServer: one process, so many sessions of one thread each. "batched" is its adaptive batching, up to 8
 requests within 1 ms; it waits for that long whenever fewer are there."""
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def main() -> None:
     environment = {
         **os.environ,
         "BLOCK_MODEL": options.model,
+        "BLOCK_WORKERS": str(options.workers),
         "PYTHONPATH": f"{os.environ['PYTHONPATH']}:{here}",
     }
     command = str(Path(sys.executable).with_name("mlserver"))

@@ -1,4 +1,4 @@
-"""Ray Serve: two replicas of one thread each; bodies are raw bytes. "batched" is @serve.batch, up to 8
+"""Ray Serve: so many replicas of one thread each; bodies are raw bytes. "batched" is @serve.batch, up to 8
 requests and no window."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from starlette.responses import Response
 OPTIONS = arguments()
 
 
-@serve.deployment(num_replicas=2, max_ongoing_requests=64, ray_actor_options={"num_cpus": 0.5})
+@serve.deployment(num_replicas=OPTIONS.workers, max_ongoing_requests=64, ray_actor_options={"num_cpus": 0.5})
 class Attention:
     """One replica."""
 
@@ -35,6 +35,8 @@ class Attention:
 
 
 if __name__ == "__main__":
-    ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    ray.init(
+        num_cpus=OPTIONS.workers, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False
+    )
     serve.start(http_options={"host": "127.0.0.1", "port": OPTIONS.port, "access_log": False})
     serve.run(Attention.bind(OPTIONS.model, OPTIONS.variant == "batched"), blocking=True)

@@ -1,5 +1,5 @@
-"""Triton's CPU server out of the nvidia-pytriton wheel, with its Python backend: two instances of one
-thread each. "batched" adds the dynamic batcher, which groups requests of equal shape."""
+"""Triton's CPU server out of the nvidia-pytriton wheel, with its Python backend: so many instances of
+one thread each. "batched" adds the dynamic batcher, which groups requests of equal shape."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ input [
   {{ name: "mask" data_type: TYPE_BOOL dims: [ -1 ] }}
 ]
 output [ {{ name: "y" data_type: TYPE_FP32 dims: [ -1, {width} ] }} ]
-instance_group [ {{ kind: KIND_CPU count: 2 }} ]
+instance_group [ {{ kind: KIND_CPU count: {workers} }} ]
 {batching}
 """
 
@@ -40,7 +40,8 @@ def main() -> None:
 
     width = Block(options.model, 1).width
     batching = "dynamic_batching { }" if options.variant == "batched" else ""
-    (root / "models" / "block" / "config.pbtxt").write_text(CONFIG.format(width=width, batching=batching))
+    config = CONFIG.format(width=width, workers=options.workers, batching=batching)
+    (root / "models" / "block" / "config.pbtxt").write_text(config)
     binary = str(server / "bin" / "tritonserver")
     site = Path(pytriton.__file__).parents[1]
     # The stub looks for these beside itself, and it was copied.
