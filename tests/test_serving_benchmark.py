@@ -31,6 +31,21 @@ DATA = {
         "tolerance": 0.05,
         "d_model": 768,
     },
+    "peers": {
+        "triton": {
+            "title": "Triton (Python backend)",
+            "server": "NVIDIA's tritonserver",
+            "backend": "its Python backend calls ONNX Runtime",
+            "workers": "instances of the model",
+            "threads": 1,
+            "tensors": "binary tensors over HTTP",
+            "batching": "its dynamic batcher",
+            "largest_batch": 8,
+            "window_ms": 0.0,
+            "requirements": ["nvidia-pytriton==0.7.0", "onnxruntime==1.32.0"],
+        },
+        "ray": {"title": "Ray Serve"},
+    },
     "variants_tried_per_s": {"triton": {"plain": 400.0, "batched": 390.0}},
     "engine": "lean-attention",
     "missing": {},
@@ -56,7 +71,7 @@ def test_the_document_holds_the_rates_the_ratios_and_the_overheads(serving_suite
     assert met
     assert "| mha-deploy | 600 | 500 | 520 | 520 |" in text
     assert "Against the best peer of the same round: 1.50x, 1.28x, 1.37x (target: 1.25x" in text
-    assert "- triton: plain 400/s, batched 390/s" in text
+    assert "- Triton (Python backend): plain 400/s, batched 390/s" in text
     said = "60 us in process (55 to 60; at most 150), 400 us over HTTP (400 to 420; at most 600); met"
     assert said in text
 
@@ -67,7 +82,7 @@ def test_the_document_holds_the_rates_the_ratios_and_the_overheads(serving_suite
         (("rounds", 1, "mha-deploy"), search(0.0), "0.00x"),
         (("rounds", 1, "mha-deploy"), search(500.0, failed=2), "Wrong answers in the sample: 2."),
         (("rounds", 1, "triton (plain)"), search(390.0, limited=True), "for the generator's sake: 1."),
-        (("missing",), {"ray": "not installed"}, "- ray: did not run: not installed"),
+        (("missing",), {"ray": "not installed"}, "- Ray Serve: did not run: not installed"),
         (("lone_request", "over_us", "in_process"), [60.0] * 7 + [151.0], "(60 to 151; at most 150)"),
         (("lone_request", "over_us", "http"), [400.0] * 7, "(nan to nan; at most 600)"),
     ],
@@ -105,3 +120,33 @@ def test_bf16_is_given_beside_the_target_and_does_not_meet_it(serving_suite):
 def test_the_document_says_which_engine_runs(serving_suite):
     text, _ = serving_suite("document").written(DATA)
     assert "mha-deploy runs what `optimize` makes of it, in fp32 (lean-attention)" in text
+
+
+def test_the_document_says_what_each_peer_is_and_how_it_was_run(serving_suite):
+    text, _ = serving_suite("document").written(DATA)
+    said = (
+        "Triton (Python backend) is NVIDIA's tritonserver (nvidia-pytriton 0.7.0, onnxruntime 1.32.0): its "
+        "Python backend calls ONNX Runtime; 2 instances of the model of 1 thread each; no batching; binary "
+        "tensors over HTTP."
+    )
+    assert said in text
+    assert "| Triton (Python backend), plain | 400 | 390 | 380 | 390 |" in text
+    assert "Ray Serve" not in text  # which took no part
+    data = deepcopy(DATA)
+    data["machine"]["usable_cpus"] = 8
+    data["peers"]["triton"] |= {"window_ms": 1.0, "threads": 2}
+    data["systems"] = ["mha-deploy", "triton (batched)"]
+    for each in data["rounds"]:
+        each["triton (batched)"] = each.pop("triton (plain)")
+    text, _ = serving_suite("document").written(data)
+    said = (
+        "8 instances of the model of 2 threads each; its dynamic batcher, up to 8 requests within 1 ms; bin"
+    )
+    assert said in text
+
+
+def test_ours_as_optimize_chose_it_is_called_by_the_projects_name_alone(serving_suite):
+    systems = serving_suite("systems")
+    assert str(systems.System(systems.OURS, "default")) == "mha-deploy"
+    text, _ = serving_suite("document").written(DATA)
+    assert "| mha-deploy | 600 |" in text

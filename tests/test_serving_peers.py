@@ -59,6 +59,17 @@ def test_every_peer_has_its_requirements_pinned_and_a_server(serving_suite):
         assert (PEERS / name / "serve.py").exists()
 
 
+def test_every_peer_declares_all_that_the_page_says_of_it(serving_suite):
+    systems = serving_suite("systems")
+    for name in systems.NAMES:
+        declared = systems.declared(name)
+        words = ("title", "server", "backend", "workers", "tensors", "batching")
+        assert all(isinstance(declared[each], str) for each in words)
+        assert declared["threads"] >= 1 <= declared["largest_batch"]
+        assert declared["window_ms"] >= 0
+        assert all("==" in each for each in declared["requirements"])
+
+
 @pytest.fixture
 def installs(serving_suite, monkeypatch, tmp_path):
     """`systems` with one peer "it" in an empty place, and the commands that it would run."""
@@ -190,4 +201,6 @@ def test_triton_runs_as_many_instances_as_it_is_given(serve, tmp_path, options, 
     serve("triton", {"pytriton": pytriton, "block": block}, *options)
     config = (tmp_path / "models" / "block" / "config.pbtxt").read_text()
     assert f"count: {workers} }}" in config
+    assert "max_batch_size: 8" in config
+    assert "dynamic_batching { max_queue_delay_microseconds: 0 }" in config
     assert "dims: [ -1, 768 ]" in config

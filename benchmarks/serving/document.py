@@ -47,7 +47,8 @@ def written(data: Mapping[str, Any]) -> tuple[str, bool]:
         f"requests of any lengths in a batch, answers within 1e-6 of max|y|; {IN_BF16} runs what `optimize` "
         "makes of it where bf16 is allowed, its answers held to bf16's rule; the target is for fp32.",
         "",
-        *_rate_table(rates),
+        *_peers_lines(data),
+        *_rate_table(rates, data["peers"]),
         "",
         *_variant_lines(data),
         "",
@@ -99,7 +100,34 @@ def _word(met: bool) -> str:
     return "met" if met else "missed"
 
 
-def _rate_table(rates: Mapping[str, Sequence[float]]) -> list[str]:
+def _shown(system: str, peers: Mapping[str, Any]) -> str:
+    """A system, or a peer alone, by its title; ours has none but its name."""
+    name, _, variant = system.partition(" (")
+    if name not in peers:
+        return system
+    return ", ".join(filter(None, (peers[name]["title"], variant.removesuffix(")"))))
+
+
+def _peers_lines(data: Mapping[str, Any]) -> list[str]:
+    """A paragraph on the peers that took part, each as it was run in the rounds."""
+    cores, said = data["machine"]["usable_cpus"], []
+    for system in data["systems"]:
+        name, _, variant = system.partition(" (")
+        if name not in data["peers"]:
+            continue
+        peer = data["peers"][name]
+        versions = ", ".join(each.replace("==", " ") for each in peer["requirements"])
+        window = f"within {peer['window_ms']:g} ms" if peer["window_ms"] else "without waiting for more"
+        batching = f"{peer['batching']}, up to {peer['largest_batch']} requests {window}"
+        said.append(
+            f"{peer['title']} is {peer['server']} ({versions}): {peer['backend']}; {cores} {peer['workers']} "
+            f"of {peer['threads']} thread{'s' * (peer['threads'] > 1)} each; "
+            f"{'no batching' if variant == 'plain)' else batching}; {peer['tensors']}."
+        )
+    return [" ".join(said), ""] if said else []
+
+
+def _rate_table(rates: Mapping[str, Sequence[float]], peers: Mapping[str, Any]) -> list[str]:
     count = max(map(len, rates.values()))
     lines = [
         "| system | " + " | ".join(f"round {i + 1}" for i in range(count)) + " | median |",
@@ -107,18 +135,19 @@ def _rate_table(rates: Mapping[str, Sequence[float]]) -> list[str]:
     ]
     for system, found in sorted(rates.items(), key=lambda item: -nearest_rank(item[1], 0.5)):
         cells = " | ".join(f"{each:.0f}" for each in found)
-        lines.append(f"| {system} | {cells} | {nearest_rank(found, 0.5):.0f} |")
+        lines.append(f"| {_shown(system, peers)} | {cells} | {nearest_rank(found, 0.5):.0f} |")
     return lines
 
 
 def _variant_lines(data: Mapping[str, Any]) -> list[str]:
+    peers = data["peers"]
     lines = [
-        f"- {name}: " + ", ".join(f"{variant} {rate:.0f}/s" for variant, rate in found.items())
+        f"- {_shown(name, peers)}: " + ", ".join(f"{variant} {rate:.0f}/s" for variant, rate in found.items())
         for name, found in data["variants_tried_per_s"].items()
         if found
     ]
     not_run = {**data["missing"], **data.get("left_out", {})}
-    lines += [f"- {name}: did not run: {reason}" for name, reason in not_run.items()]
+    lines += [f"- {_shown(name, peers)}: did not run: {reason}" for name, reason in not_run.items()]
     return ["Variants tried before the rounds:", "", *lines] if lines else []
 
 

@@ -1,4 +1,4 @@
-"""This project's server against Triton, LitServe, MLServer and Ray Serve, each with the same ONNX file.
+"""This project's server against Triton (Python backend), LitServe, MLServer and Ray Serve: one ONNX file.
 
     python benchmarks/serving/run.py [--peers triton,ray] [--rounds 5] [--seconds 10] [--on CPU]
 
@@ -22,7 +22,7 @@ from typing import Any
 import overhead
 from document import written
 from subject import exported, in_bf16
-from systems import NAMES, OUR_ARGUMENTS, OURS, PEER_VARIANTS, System, prepare, started
+from systems import NAMES, OUR_ARGUMENTS, OURS, PEER_VARIANTS, System, declared, prepare, started
 
 from mha_deploy.benchmark.rounds import ROUNDS
 from mha_deploy.bundle import Bundle
@@ -92,6 +92,7 @@ def main() -> int:
             "d_model": bundle.spec.d_model,
         },
         "variants_tried_per_s": tried,
+        "peers": {name: declared(name) for name in options.peers.split(",")},
         "engine": engine,
         "missing": missing,
         "left_out": left_out,

@@ -11,10 +11,12 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -107,6 +109,13 @@ class System:
 
     def __str__(self) -> str:
         return self.name if self.variant == "default" else f"{self.name} ({self.variant})"
+
+
+def declared(name: str) -> dict[str, Any]:
+    """What a peer is and how it is run: its peer.toml, and what it requires."""
+    files = PEERS / name
+    said = tomllib.loads((files / "peer.toml").read_text(encoding="utf-8"))
+    return {**said, "requirements": (files / "requirements.txt").read_text(encoding="utf-8").split()}
 
 
 def prepare(name: str) -> str:

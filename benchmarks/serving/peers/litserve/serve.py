@@ -1,5 +1,5 @@
-"""LitServe: so many workers of one thread each; its bodies are JSON, so tensors travel as base64 in it.
-"batched" lets a worker take up to 8 requests within 1 ms; without any window it spins while it is idle."""
+"""LitServe: its bodies are JSON, so tensors travel as base64 in it. "batched" lets a worker wait for more
+requests; without any window it spins while it is idle."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from arguments import arguments
 from block import Block
 
-OPTIONS = arguments()
+OPTIONS = arguments(__file__)
 BATCHED = OPTIONS.variant == "batched"
 
 
@@ -18,7 +18,7 @@ class Attention(litserve.LitAPI):
     """`predict` gets one request, or a list of them where it batches."""
 
     def setup(self, _device: str) -> None:
-        self._block = Block(OPTIONS.model, 1)
+        self._block = Block(OPTIONS.model, OPTIONS.threads)
 
     def decode_request(self, request: dict) -> np.ndarray:
         return self._block.from_bytes(base64.b64decode(request["x"]))
@@ -37,6 +37,7 @@ class Attention(litserve.LitAPI):
 
 
 if __name__ == "__main__":
-    api = Attention(max_batch_size=8, batch_timeout=0.001) if BATCHED else Attention()
+    batching = {"max_batch_size": OPTIONS.largest_batch, "batch_timeout": OPTIONS.window_ms / 1e3}
+    api = Attention(**batching) if BATCHED else Attention()
     server = litserve.LitServer(api, accelerator="cpu", workers_per_device=OPTIONS.workers)
     server.run(host="127.0.0.1", port=OPTIONS.port, log_level="warning", generate_client_file=False)

@@ -16,10 +16,10 @@ class Attention(MLModel):
     """Requests that adaptive batching brings together arrive as one, with an element each."""
 
     async def load(self) -> bool:
-        # Sessions of one thread, each in a thread of its own.
-        workers = int(os.environ["BLOCK_WORKERS"])
+        # Each session is run by a thread of its own.
+        workers, threads = (int(os.environ[name]) for name in ("BLOCK_WORKERS", "BLOCK_THREADS"))
         self._pool = ThreadPoolExecutor(workers)
-        self._free = [Block(os.environ["BLOCK_MODEL"], 1) for _ in range(workers)]
+        self._free = [Block(os.environ["BLOCK_MODEL"], threads) for _ in range(workers)]
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:

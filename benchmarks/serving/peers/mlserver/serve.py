@@ -1,5 +1,5 @@
-"""MLServer: one process, so many sessions of one thread each. "batched" is its adaptive batching, up to 8
-requests within 1 ms; it waits for that long whenever fewer are there."""
+"""MLServer: one process, a session for each worker. "batched" is its adaptive batching; it waits for the
+whole window whenever fewer requests are there than it may take."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from arguments import arguments
 
 def main() -> None:
     """Write the settings, then become `mlserver start`."""
-    options = arguments()
+    options = arguments(__file__)
     folder = Path(tempfile.mkdtemp(prefix="mlserver-"))
     server = {
         "host": "127.0.0.1",
@@ -24,8 +24,9 @@ def main() -> None:
         "parallel_workers": 0,
         "debug": False,
     }
-    batching = {"max_batch_size": 8, "max_batch_time": 0.001} if options.variant == "batched" else {}
-    model = {"name": "block", "implementation": "runtime.Attention", **batching}
+    model = {"name": "block", "implementation": "runtime.Attention"}
+    if options.variant == "batched":
+        model |= {"max_batch_size": options.largest_batch, "max_batch_time": options.window_ms / 1e3}
     (folder / "settings.json").write_text(json.dumps(server))
     (folder / "model-settings.json").write_text(json.dumps(model))
     here = str(Path(__file__).parent)
@@ -33,6 +34,7 @@ def main() -> None:
         **os.environ,
         "BLOCK_MODEL": options.model,
         "BLOCK_WORKERS": str(options.workers),
+        "BLOCK_THREADS": str(options.threads),
         "PYTHONPATH": f"{os.environ['PYTHONPATH']}:{here}",
     }
     command = str(Path(sys.executable).with_name("mlserver"))

@@ -1,5 +1,4 @@
-"""Ray Serve: so many replicas of one thread each; bodies are raw bytes. "batched" is @serve.batch, up to 8
-requests and no window."""
+"""Ray Serve: bodies are raw bytes. "batched" is @serve.batch."""
 
 from __future__ import annotations
 
@@ -12,17 +11,17 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
-OPTIONS = arguments()
+OPTIONS = arguments(__file__)
 
 
 @serve.deployment(num_replicas=OPTIONS.workers, max_ongoing_requests=64, ray_actor_options={"num_cpus": 0.5})
 class Attention:
     """One replica."""
 
-    def __init__(self, model: str, batched: bool) -> None:
-        self._block, self._batched = Block(model, 1), batched
+    def __init__(self, model: str, threads: int, batched: bool) -> None:
+        self._block, self._batched = Block(model, threads), batched
 
-    @serve.batch(max_batch_size=8, batch_wait_timeout_s=0.0)
+    @serve.batch(max_batch_size=OPTIONS.largest_batch, batch_wait_timeout_s=OPTIONS.window_ms / 1e3)
     async def _together(self, bodies: list[bytes]) -> list[bytes]:
         answers = self._block([self._block.from_bytes(body) for body in bodies])
         return [y.tobytes() for y in answers]
@@ -39,4 +38,4 @@ if __name__ == "__main__":
         num_cpus=OPTIONS.workers, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False
     )
     serve.start(http_options={"host": "127.0.0.1", "port": OPTIONS.port, "access_log": False})
-    serve.run(Attention.bind(OPTIONS.model, OPTIONS.variant == "batched"), blocking=True)
+    serve.run(Attention.bind(OPTIONS.model, OPTIONS.threads, OPTIONS.variant == "batched"), blocking=True)

@@ -1,5 +1,5 @@
-"""Triton's CPU server out of the nvidia-pytriton wheel, with its Python backend: so many instances of
-one thread each. "batched" adds the dynamic batcher, which groups requests of equal shape."""
+"""Triton's CPU server out of the nvidia-pytriton wheel, with its Python backend. "batched" adds the dynamic
+batcher, which groups requests of equal shape."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from arguments import arguments
 CONFIG = """
 name: "block"
 backend: "python"
-max_batch_size: 8
+max_batch_size: {largest_batch}
 input [
   {{ name: "x" data_type: TYPE_FP32 dims: [ -1, {width} ] }},
   {{ name: "mask" data_type: TYPE_BOOL dims: [ -1 ] }}
@@ -28,7 +28,7 @@ instance_group [ {{ kind: KIND_CPU count: {workers} }} ]
 
 def main() -> None:
     """Lay out a model repository and the backend, then become the server."""
-    options = arguments()
+    options = arguments(__file__)
     root = Path(tempfile.mkdtemp(prefix="triton-"))
     server = Path(pytriton.__file__).parent / "tritonserver"
     shutil.copytree(server / "backends", root / "backends")
@@ -38,9 +38,14 @@ def main() -> None:
     shutil.copytree(Path(__file__).parent / "repository", root / "models" / "block")
     from block import Block
 
-    width = Block(options.model, 1).width
-    batching = "dynamic_batching { }" if options.variant == "batched" else ""
-    config = CONFIG.format(width=width, workers=options.workers, batching=batching)
+    window_us = round(options.window_ms * 1e3)
+    batching = f"dynamic_batching {{ max_queue_delay_microseconds: {window_us} }}"
+    config = CONFIG.format(
+        width=Block(options.model, options.threads).width,
+        workers=options.workers,
+        largest_batch=options.largest_batch,
+        batching=batching if options.variant == "batched" else "",
+    )
     (root / "models" / "block" / "config.pbtxt").write_text(config)
     binary = str(server / "bin" / "tritonserver")
     site = Path(pytriton.__file__).parents[1]
@@ -49,6 +54,7 @@ def main() -> None:
     environment = {
         **os.environ,
         "BLOCK_MODEL": options.model,
+        "BLOCK_THREADS": str(options.threads),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         # The backend's interpreter does not read PYTHONPATH.
         "BLOCK_PATH": f"{Path(__file__).parents[1]}:{site}",

@@ -15,7 +15,7 @@ class TritonPythonModel:
     """Requests that the dynamic batcher brings together are of equal length, and run as one batch."""
 
     def initialize(self, _args: dict[str, str]) -> None:
-        self._block = Block(os.environ["BLOCK_MODEL"], 1)
+        self._block = Block(os.environ["BLOCK_MODEL"], int(os.environ["BLOCK_THREADS"]))
 
     def execute(self, requests: list) -> list:
         rows = [pb_utils.get_input_tensor_by_name(each, "x").as_numpy()[0] for each in requests]
