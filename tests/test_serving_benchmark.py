@@ -8,16 +8,16 @@ import pytest
 
 
 def search(rate, failed=0, limited=False):
-    check = {"failed": failed}
     return {
         "rate_per_s": rate,
         "limited_by_generator": limited,
-        "alone": {"check": check},
-        "trials": [{"report": {"check": {"failed": 0}}}],
+        "alone": {"check": {"failed": failed}},
+        "trials": [{"check": {"failed": 0}}],
     }
 
 
 DATA = {
+    "command": "python benchmarks/serving/run.py --peers triton --rounds 3",
     "machine": {
         "cpu": "a CPU",
         "cpu_features": ["avx2"],
@@ -69,6 +69,7 @@ DATA = {
 def test_the_document_holds_the_rates_the_ratios_and_the_overheads(serving_suite):
     text, met = serving_suite("document").written(DATA)
     assert met
+    assert "```\npython benchmarks/serving/run.py --peers triton --rounds 3\n```" in text
     assert "| mha-deploy | 600 | 500 | 520 | 520 |" in text
     assert "Against the best peer of the same round: 1.50x, 1.28x, 1.37x (target: 1.25x" in text
     assert "- Triton (Python backend): plain 400/s, batched 390/s" in text

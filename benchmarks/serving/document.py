@@ -1,15 +1,9 @@
-"""docs/serving-benchmarks.md, from the JSON of a run; nothing in it is written by hand.
-
-python benchmarks/serving/document.py build/serving-benchmark.json > docs/serving-benchmarks.md
-"""
+"""docs/serving-benchmarks.md, from what `results` keeps of a run alone; nothing in it is written by hand."""
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from mha_deploy.latency import CONFIDENCE, median_interval, nearest_rank
@@ -33,7 +27,11 @@ def written(data: Mapping[str, Any]) -> tuple[str, bool]:
     lines = [
         "# Serving benchmarks",
         "",
-        "Written by `python benchmarks/serving/run.py`; every trial is in the JSON that it leaves.",
+        "Written by the command below from its JSON file, which holds every trial.",
+        "",
+        "```",
+        data["command"],
+        "```",
         "",
         f"{machine['cpu']} ({features}), {machine['usable_cpus']} cores; {versions}.",
         "",
@@ -152,9 +150,4 @@ def _variant_lines(data: Mapping[str, Any]) -> list[str]:
 
 
 def _wrong(search: Mapping[str, Any]) -> int:
-    reports = [search["alone"], *(trial["report"] for trial in search["trials"])]
-    return sum(report["check"]["failed"] for report in reports)
-
-
-if __name__ == "__main__":
-    print(written(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))[0], end="")
+    return sum(run["check"]["failed"] for run in (search["alone"], *search["trials"]))

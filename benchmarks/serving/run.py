@@ -1,11 +1,13 @@
 """This project's server against Triton (Python backend), LitServe, MLServer and Ray Serve: one ONNX file.
 
     python benchmarks/serving/run.py [--peers triton,ray] [--rounds 5] [--seconds 10] [--on CPU]
+    python benchmarks/serving/run.py --tables FILE
 
 Installs what is missing (benchmarks/.envs), lets `optimize` choose this project's engine, finds each peer's
 better variant, then in alternating rounds the highest Poisson rate at which each system holds the p99 target.
-Writes build/serving-benchmark.json, with every trial, and docs/serving-benchmarks.md (with --on,
-docs/serving-benchmarks-CPU.md). Exit code 1: a target was missed.
+Writes build/serving-benchmark.json, with all that was found, benchmarks/results/serving.json, with what is
+kept of it, and from that docs/serving-benchmarks.md (with --on, serving-CPU.json, serving-benchmarks-CPU.md).
+--tables writes that page anew. Exit code 1: a target was missed; 2: asked for what is not there.
 """
 
 from __future__ import annotations
@@ -13,13 +15,16 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import overhead
+import results
 from document import written
 from subject import exported, in_bf16
 from systems import NAMES, OUR_ARGUMENTS, OURS, PEER_VARIANTS, System, declared, prepare, started
@@ -43,14 +48,31 @@ from mha_deploy.machine import describe, usable_cpus
 from mha_deploy.search import optimize
 
 ROOT = Path(__file__).parents[2]
+COMMAND = "benchmarks/serving/run.py"
 LENGTHS = "lognormal:27:2:160"
 LEAST = 460  # a p99 takes 459 samples
 
 
-def main() -> int:
-    """Measure, write, and say whether the targets were met."""
+def main(arguments: Sequence[str]) -> int:
+    """Measure, write, and say whether the targets were met; with --tables only write."""
+    options = _options(arguments)
+    if options.tables:
+        try:
+            kept, cpu = results.read(options.tables), results.cpu_of(options.tables)
+        except InputError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        return _paged(kept, cpu)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
-    options = _options()
+    data = {"command": shlex.join(["python", COMMAND, *arguments]), **_measured(options)}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(data) + "\n", encoding="utf-8")
+    file = ROOT / "benchmarks" / "results" / results.name_of(options.on)
+    results.write(results.compacted(data), file)
+    return _paged(results.read(file), options.on)
+
+
+def _measured(options: argparse.Namespace) -> dict[str, Any]:
     bundle = exported()
     search = _Search(bundle, options.seconds, options.p99_ms, options.tolerance)
     ours, left_out = list(OUR_ARGUMENTS), {}
@@ -81,7 +103,7 @@ def main() -> int:
         turn = number % len(chosen)
         reports = {str(system): search(system, seed=number + 1) for system in chosen[turn:] + chosen[:turn]}
         rounds.append({name: report.to_json() for name, report in reports.items()})
-    data = {
+    return {
         "machine": describe(),
         "conditions": {
             "lengths": LENGTHS,
@@ -100,11 +122,9 @@ def main() -> int:
         "rounds": rounds,
         "lone_request": lone,
     }
-    on = f"-{options.on}" if options.on else ""
-    return _finish(data, options.out, ROOT / "docs" / f"serving-benchmarks{on}.md")
 
 
-def _options() -> argparse.Namespace:
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--peers", default=",".join(NAMES))
     parser.add_argument("--rounds", type=int, default=5)
@@ -114,7 +134,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--overhead-rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "serving-benchmark.json")
     parser.add_argument("--on", default="", metavar="CPU", help="what to call this kind of CPU, as avx2")
-    options = parser.parse_args()
+    parser.add_argument(
+        "--tables", type=Path, metavar="FILE", help="measure nothing; the page of that serving[-CPU].json"
+    )
+    options = parser.parse_args(arguments)
     unknown = set(options.peers.split(",")) - set(NAMES)
     named = re.fullmatch("[a-z0-9]*", options.on)
     if unknown or not named or options.rounds < 1 or options.overhead_rounds < ROUNDS:
@@ -155,15 +178,15 @@ class _Search:
         return found
 
 
-def _finish(data: dict[str, Any], out: Path, document: Path) -> int:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(data) + "\n", encoding="utf-8")
-    text, met = written(data)
-    document.parent.mkdir(exist_ok=True)
-    document.write_text(text, encoding="utf-8")
+def _paged(kept: dict[str, Any], cpu: str) -> int:
+    """Write the page of what was kept, which alone decides what it says."""
+    text, met = written(kept)
+    page = ROOT / "docs" / (f"serving-benchmarks-{cpu}.md" if cpu else "serving-benchmarks.md")
+    page.parent.mkdir(exist_ok=True)
+    page.write_text(text, encoding="utf-8")
     print(text)
     return 0 if met else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

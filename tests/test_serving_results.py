@@ -1,0 +1,144 @@
+"""The serving benchmark's run: what it leaves behind, and its page from that alone. Nothing is measured."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from mha_deploy.errors import MissingError
+
+LATENCY = {"p50_ms": 5.0, "p90_ms": 8.0, "p95_ms": 9.0, "p99_ms": 12.5, "max_ms": 30.0, "samples": 460}
+
+
+def load_report():
+    """As a load report has it, with what is not kept."""
+    return {
+        "target": "it",
+        "outcomes": {"answered": 460, "refused": 0},
+        "latency": LATENCY,
+        "send_lag": LATENCY,
+        "percentiles": "a rule",
+        "check": {"sampled": 8, "failed": 0, "rule": "another"},
+        "machine": {"cpu": "a CPU"},
+    }
+
+
+def search_report(rate):
+    trials = [
+        {"rate_per_s": rate, "held": True, "why_not": "", "report": load_report()},
+        {"rate_per_s": 2 * rate, "held": False, "why_not": "p99 21.000 ms", "report": load_report()},
+    ]
+    found = {
+        "target_p99_ms": 20.0,
+        "rate_per_s": rate,
+        "failed_per_s": 2 * rate,
+        "limited_by_generator": False,
+        "passed": True,
+        "alone": load_report(),
+        "trials": trials,
+    }
+    return SimpleNamespace(rate_per_s=rate, to_json=lambda: found)
+
+
+@pytest.fixture
+def suite(serving_suite, monkeypatch, tmp_path):
+    """The script `run` in an empty place, where every system holds 400 requests/s and ours 600."""
+    run = serving_suite("run")
+
+    class Search:
+        def __init__(self, *_):
+            pass
+
+        def serve(self, *_):
+            pass
+
+        def __call__(self, system, **_):
+            return search_report(600.0 if system.name == "mha-deploy" else 400.0)
+
+    def no_bf16(_):
+        raise MissingError("this CPU does not compute in bf16")
+
+    lone = {
+        "tensor": [128, 384],
+        "threads": 2,
+        "medians_us": {"bare": [1000.0] * 8},
+        "over_us": {"in_process": [60.0] * 8, "http": [400.0] * 8},
+        "allowed_us": {"in_process": 150.0, "http": 600.0},
+    }
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setattr(run, "_Search", Search)
+    monkeypatch.setattr(run, "exported", lambda: SimpleNamespace(spec=SimpleNamespace(d_model=768)))
+    monkeypatch.setattr(run, "in_bf16", no_bf16)
+    monkeypatch.setattr(run, "optimize", lambda _: SimpleNamespace(artifact="lean-attention"))
+    monkeypatch.setattr(run, "prepare", lambda _: "")
+    monkeypatch.setattr(run.overhead, "measure", lambda *_: lone)
+    monkeypatch.setattr(run.signal, "signal", lambda *_: None)
+    return run
+
+
+def arguments(tmp_path, *more):
+    return ["--peers", "triton", "--rounds", "2", "--out", str(tmp_path / "all.json"), *more]
+
+
+def test_a_run_leaves_what_is_kept_of_it_and_the_page_of_that(suite, tmp_path):
+    given = arguments(tmp_path, "--on", "zen9")
+    assert suite.main(given) == 0
+    kept = json.loads((tmp_path / "benchmarks" / "results" / "serving-zen9.json").read_text())
+    page = (tmp_path / "docs" / "serving-benchmarks-zen9.md").read_text()
+    assert kept["command"] == f"python benchmarks/serving/run.py {' '.join(given)}"
+    assert f"```\n{kept['command']}\n```" in page
+    assert "| Triton (Python backend), plain | 400 | 400 | 400 |" in page
+    assert page == suite.written(kept)[0]
+
+
+def test_each_trial_is_kept_with_its_rate_percentiles_and_whether_it_held(suite, tmp_path):
+    suite.main(arguments(tmp_path))
+    kept = json.loads((tmp_path / "benchmarks" / "results" / "serving.json").read_text())
+    _, trial = kept["rounds"][1]["triton (plain)"]["trials"]
+    assert trial == {
+        "rate_per_s": 800.0,
+        "held": False,
+        "why_not": "p99 21.000 ms",
+        "latency": LATENCY,
+        "outcomes": {"answered": 460},
+        "check": {"sampled": 8, "failed": 0},
+    }
+    everything = json.loads((tmp_path / "all.json").read_text())
+    assert everything["rounds"][1]["triton (plain)"]["trials"][1]["report"] == load_report()
+
+
+@pytest.mark.parametrize(
+    ("on", "page"), [([], "serving-benchmarks.md"), (["--on", "zen9"], "serving-benchmarks-zen9.md")]
+)
+def test_the_page_is_written_anew_from_what_was_kept_without_measuring(
+    suite, monkeypatch, tmp_path, on, page
+):
+    suite.main(arguments(tmp_path, *on))
+    (kept,) = (tmp_path / "benchmarks" / "results").iterdir()
+    written = tmp_path / "docs" / page
+    before = written.read_text()
+    written.unlink()
+    (tmp_path / "all.json").unlink()
+    monkeypatch.delattr(suite, "_Search")
+    monkeypatch.setattr(suite, "describe", lambda: {})
+    assert suite.main(["--tables", str(kept)]) == 0
+    assert written.read_text() == before
+    assert not (tmp_path / "all.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("serving.json", "no JSON", "serving.json cannot be read"),
+        ("serving.json", "[]", "serving.json cannot be read"),
+        ("serving.json", '{"rounds": []}', "has format None; expected 'mha-deploy serving benchmark 1'"),
+        ("other.json", '{"format": "mha-deploy serving benchmark 1"}', "'other.json'; expected serving.json"),
+    ],
+)
+def test_a_file_that_holds_no_results_is_refused(suite, tmp_path, capsys, name, content, said):
+    (tmp_path / name).write_text(content)
+    assert suite.main(["--tables", str(tmp_path / name)]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "docs").exists()
