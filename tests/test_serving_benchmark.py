@@ -16,6 +16,7 @@ def search(rate, failed=0, limited=False):
     }
 
 
+BROKE = {**search(0.0), "why_none": "it ended", "alone": None, "trials": []}
 DATA = {
     "command": "python benchmarks/serving/run.py --peers triton --rounds 3",
     "machine": {
@@ -80,6 +81,7 @@ def test_the_document_holds_the_rates_the_ratios_and_the_overheads(serving_suite
 @pytest.mark.parametrize(
     ("place", "value", "said"),
     [
+        (("rounds", 1, "triton (plain)"), BROKE, "- Triton (Python backend), plain: 0 in round 2: it ended"),
         (("rounds", 1, "mha-deploy"), search(0.0), "0.00x"),
         (("rounds", 1, "mha-deploy"), search(500.0, failed=2), "Wrong answers in the sample: 2."),
         (("rounds", 1, "triton (plain)"), search(390.0, limited=True), "for the generator's sake: 1."),

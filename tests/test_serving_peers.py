@@ -204,3 +204,16 @@ def test_triton_runs_as_many_instances_as_it_is_given(serve, tmp_path, options, 
     assert "max_batch_size: 8" in config
     assert "dynamic_batching { max_queue_delay_microseconds: 0 }" in config
     assert "dims: [ -1, 768 ]" in config
+
+
+def test_a_server_that_ends_instead_of_answering_is_said_to_have_ended(serving_suite, monkeypatch, tmp_path):
+    systems = serving_suite("systems")
+    ends = [sys.executable, "-c", "print('no such model'); raise SystemExit(3)"]
+    monkeypatch.setattr(systems, "command_of", lambda *_: ends)
+    system = systems.System("mha-deploy", "default")
+    said = r"mha-deploy ended with 3 before it answered; last line of its log: \['no such model'\]"
+    with (
+        pytest.raises(InputError, match=said),
+        systems.started(system, tmp_path, MagicMock(), tmp_path / "log"),
+    ):
+        pass

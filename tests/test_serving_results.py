@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mha_deploy.errors import MissingError
+from mha_deploy.errors import InputError, MissingError
 
 LATENCY = {"p50_ms": 5.0, "p90_ms": 8.0, "p95_ms": 9.0, "p99_ms": 12.5, "max_ms": 30.0, "samples": 460}
 
@@ -43,7 +43,13 @@ def search_report(rate):
 
 
 @pytest.fixture
-def suite(serving_suite, monkeypatch, tmp_path):
+def failing():
+    """Systems that raise, with the number of the round; 0 is before them."""
+    return set()
+
+
+@pytest.fixture
+def suite(serving_suite, monkeypatch, tmp_path, failing):
     """The script `run` in an empty place, where every system holds 400 requests/s and ours 600."""
     run = serving_suite("run")
 
@@ -54,7 +60,9 @@ def suite(serving_suite, monkeypatch, tmp_path):
         def serve(self, *_):
             pass
 
-        def __call__(self, system, **_):
+        def __call__(self, system, seed):
+            if (str(system), seed) in failing:
+                raise InputError(f"{system} ended; last line of its log: ['{tmp_path}/serve.py: killed']")
             return search_report(600.0 if system.name == "mha-deploy" else 400.0)
 
     def no_bf16(_):
@@ -142,3 +150,34 @@ def test_a_file_that_holds_no_results_is_refused(suite, tmp_path, capsys, name, 
     assert suite.main(["--tables", str(tmp_path / name)]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "docs").exists()
+
+
+def test_a_server_that_fails_in_a_round_holds_nothing_there_and_the_run_goes_on(suite, failing, tmp_path):
+    failing.update({("mha-deploy", 1), ("triton (plain)", 2)})
+    assert suite.main(arguments(tmp_path)) == 1
+    kept = json.loads((tmp_path / "benchmarks" / "results" / "serving.json").read_text())
+    page = (tmp_path / "docs" / "serving-benchmarks.md").read_text()
+    first, second = kept["rounds"]
+    assert first["triton (plain)"]["rate_per_s"] == 400.0
+    assert second["mha-deploy"]["rate_per_s"] == 600.0
+    for found, name in ((first["mha-deploy"], "mha-deploy"), (second["triton (plain)"], "triton (plain)")):
+        assert found["rate_per_s"] == 0.0
+        assert found["why_none"] == f"{name} ended; last line of its log: ['serve.py: killed']"
+    assert "| mha-deploy | 0 | 600 | 0 |" in page
+    assert "- mha-deploy: 0 in round 1: mha-deploy ended; last line" in page
+    assert "- Triton (Python backend), plain: 0 in round 2: triton (plain) ended; last line" in page
+
+
+def test_nothing_is_won_over_a_peer_that_failed_in_a_round(suite, failing, tmp_path):
+    failing.update({("triton (plain)", 1), ("triton (plain)", 2)})
+    assert suite.main(arguments(tmp_path)) == 1
+    page = (tmp_path / "docs" / "serving-benchmarks.md").read_text()
+    assert "(target: 1.25x in the median; missed)" in page
+
+
+def test_a_variant_that_fails_before_the_rounds_is_said_and_the_other_runs(suite, failing, tmp_path):
+    failing.add(("triton (plain)", 0))
+    assert suite.main(arguments(tmp_path)) == 0
+    page = (tmp_path / "docs" / "serving-benchmarks.md").read_text()
+    assert "| Triton (Python backend), batched | 400 |" in page
+    assert "- Triton (Python backend), plain: did not run: triton (plain) ended" in page

@@ -17,7 +17,10 @@ def written(data: Mapping[str, Any]) -> tuple[str, bool]:
     conditions, machine, rounds = data["conditions"], data["machine"], data["rounds"]
     rates = {system: [each[system]["rate_per_s"] for each in rounds] for system in data["systems"]}
     ratios = _ratios(rates, OURS)
-    faster = bool(ratios) and nearest_rank(ratios, 0.5) >= FACTOR and not data["missing"]
+    broke = _broke(data)
+    # As with a peer that is missing, nothing is won over one that did not run.
+    fair = not data["missing"] and all(system.startswith(OURS) for system, _, _ in broke)
+    faster = bool(ratios) and nearest_rank(ratios, 0.5) >= FACTOR and fair
     against, in_bf16 = (_said(each) for each in (ratios, _ratios(rates, IN_BF16)))
     wrong = sum(_wrong(each[system]) for each in rounds for system in each)
     limited = sum(each[system]["limited_by_generator"] for each in rounds for system in each)
@@ -48,6 +51,8 @@ def written(data: Mapping[str, Any]) -> tuple[str, bool]:
         *_peers_lines(data),
         *_rate_table(rates, data["peers"]),
         "",
+        *(f"- {_shown(system, data['peers'])}: 0 in round {number}: {why}" for system, number, why in broke),
+        *([""] if broke else []),
         *_variant_lines(data),
         "",
         f"Against the best peer of the same round: {against} "
@@ -73,6 +78,16 @@ def _ratios(rates: Mapping[str, Sequence[float]], one: str) -> list[float]:
         ratio = ours / best if best else math.inf
         found.append(ratio if ours else 0.0)
     return found
+
+
+def _broke(data: Mapping[str, Any]) -> list[tuple[str, int, str]]:
+    """Who could not be driven in which round, and why."""
+    return [
+        (system, number, each[system]["why_none"])
+        for system in data["systems"]
+        for number, each in enumerate(data["rounds"], 1)
+        if "why_none" in each[system]
+    ]
 
 
 def _lone(lone: Mapping[str, Any]) -> tuple[str, bool]:
@@ -150,4 +165,4 @@ def _variant_lines(data: Mapping[str, Any]) -> list[str]:
 
 
 def _wrong(search: Mapping[str, Any]) -> int:
-    return sum(run["check"]["failed"] for run in (search["alone"], *search["trials"]))
+    return sum(run["check"]["failed"] for run in (search["alone"], *search["trials"]) if run)

@@ -60,7 +60,21 @@ def cpu_of(path: Path) -> str:
     return found[1] or ""
 
 
+def failure(reason: str) -> dict[str, Any]:
+    """In place of a search's JSON: a system that could not be driven in a round, as a rate of 0."""
+    return {
+        "rate_per_s": 0.0,
+        "failed_per_s": None,
+        "limited_by_generator": False,
+        "why_none": reason,
+        "alone": None,
+        "trials": [],
+    }
+
+
 def _search(found: Mapping[str, Any]) -> dict[str, Any]:
+    if "why_none" in found:
+        return dict(found)
     trials = [
         {"rate_per_s": trial["rate_per_s"], "held": trial["held"], "why_not": trial["why_not"]}
         | _run(trial["report"])

@@ -92,7 +92,7 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
             try:
                 found[variant] = search(System(name, variant), seed=0).rate_per_s
             except InputError as error:
-                reason = str(error)
+                reason = left_out[str(System(name, variant))] = _reason(error)
         tried[name] = found
         if found:
             chosen.append(System(name, max(found, key=lambda each: found[each])))
@@ -101,8 +101,8 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
     rounds = []
     for number in range(options.rounds):
         turn = number % len(chosen)
-        reports = {str(system): search(system, seed=number + 1) for system in chosen[turn:] + chosen[:turn]}
-        rounds.append({name: report.to_json() for name, report in reports.items()})
+        order = chosen[turn:] + chosen[:turn]
+        rounds.append({str(system): _found(search, system, number + 1) for system in order})
     return {
         "machine": describe(),
         "conditions": {
@@ -146,6 +146,21 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
             "small letters and digits"
         )
     return options
+
+
+def _found(search: _Search, system: System, seed: int) -> dict[str, Any]:
+    """What a system held in a round; one that did not start or broke off held nothing, for that reason."""
+    try:
+        return search(system, seed=seed).to_json()
+    except InputError as error:
+        reason = _reason(error)
+        print(f"{system}: {reason}", file=sys.stderr, flush=True)
+        return results.failure(reason)
+
+
+def _reason(error: InputError) -> str:
+    """As it may be committed: a log's last line can name where this checkout lies."""
+    return str(error).replace(f"{ROOT}/", "")
 
 
 class _Search:

@@ -175,7 +175,7 @@ def started(system: System, bundle: Path, signature: Signature, log: Path) -> It
     """The system, up and answering, as a target; ended when the block ends.
 
     Raises:
-        InputError: it did not answer within START_S; its log says why.
+        InputError: it did not answer within START_S, or ended before; its log says why.
     """
     port = free_port()
     extra = PEERS if system.name != OURS else HERE.parents[1]
@@ -209,7 +209,9 @@ def _answering(
             pass
         time.sleep(0.25)
     lines = log.read_text(errors="replace").strip().splitlines()
-    raise InputError(f"{system} did not answer within {START_S:g} s; last line of its log: {lines[-1:]}")
+    code = process.poll()
+    what = f"did not answer within {START_S:g} s" if code is None else f"ended with {code} before it answered"
+    raise InputError(f"{system} {what}; last line of its log: {lines[-1:]}")
 
 
 def _target(system: System, port: int, signature: Signature) -> Target:
