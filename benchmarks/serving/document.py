@@ -83,7 +83,7 @@ def _ratios(rates: Mapping[str, Sequence[float]], one: str) -> list[float]:
 def _broke(data: Mapping[str, Any]) -> list[tuple[str, int, str]]:
     """Who could not be driven in which round, and why."""
     return [
-        (system, number, each[system]["why_none"])
+        (system, number, each[system]["why_none"].removeprefix(f"{system} "))
         for system in data["systems"]
         for number, each in enumerate(data["rounds"], 1)
         if "why_none" in each[system]
@@ -160,7 +160,10 @@ def _variant_lines(data: Mapping[str, Any]) -> list[str]:
         if found
     ]
     not_run = {**data["missing"], **data.get("left_out", {})}
-    lines += [f"- {_shown(name, peers)}: did not run: {reason}" for name, reason in not_run.items()]
+    lines += [
+        f"- {_shown(name, peers)}: did not run: {reason.removeprefix(f'{name} ')}"
+        for name, reason in not_run.items()
+    ]
     return ["Variants tried before the rounds:", "", *lines] if lines else []
 
 
