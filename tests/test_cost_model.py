@@ -1,5 +1,6 @@
 """Predicted costs: exact where measured, corrected by what runs, kept beside the artifact."""
 
+import itertools
 import json
 import shutil
 from dataclasses import replace
@@ -8,14 +9,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runner_blocks import CROSS, SELF, WIDTH, slow
+from runner_blocks import CROSS, SELF, WIDTH, Cheap, block, slow
 
 from mha_deploy.bundle import Bundle
 from mha_deploy.errors import BundleError
 from mha_deploy.runner import BatchRunner, CostModel, RunnerOptions
 from mha_deploy.runner.calibration import FOLDER, calibrate, calibrated, stored
+from mha_deploy.runner.cost import REMEMBERED
 from mha_deploy.runner.crew import crews
+from mha_deploy.runner.layout import PaddedLayout
+from mha_deploy.runner.planner import Planner
 from mha_deploy.sessions import DEFAULT_PLACEMENT
+from mha_deploy.signature import Dim
 
 OPTIONS = RunnerOptions()
 
@@ -207,3 +212,15 @@ def test_a_runner_over_a_bundle_runs_as_it_was_calibrated(own_bundle):
         seen = runner.snapshot()
     assert (seen.workers, seen.threads) == (found.workers, found.threads)
     assert seen.cost_model["samples"] == found.to_json()["cost_model"]["samples"]
+
+
+def test_what_is_remembered_of_shapes_is_bounded_however_many_are_asked_for():
+    longest = 300
+    lengths = [Dim(name, 1, 8, longest) for name in ("q_len", "kv_len")]
+    spec = block(Dim("batch", 1, 2, 4), *lengths, kind="cross")
+    planner = Planner(spec, Cheap(spec, {}), OPTIONS, PaddedLayout(spec, spec.signature), alone=False)
+    shapes = list(itertools.product(range(1, longest + 1), repeat=2))
+    assert len(shapes) > REMEMBERED
+    shares = [planner.share_us(shape) for shape in shapes]
+    assert 0 < len(planner._cheapest) <= REMEMBERED
+    assert [planner.share_us(shape) for shape in shapes[:9]] == shares[:9]

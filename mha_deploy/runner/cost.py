@@ -23,7 +23,8 @@ LEARNING_RATE = 0.1
 LARGEST_STEP = 1.25
 # What remains of a correction after a refusal that stands on it.
 KEPT = 0.98
-_REMEMBERED = 1 << 16
+# Sizes, or shapes, whose costs are kept once worked out: what callers send must not grow without bound.
+REMEMBERED = 1 << 16
 
 
 class CostModel:
@@ -85,7 +86,7 @@ class CostModel:
         self._corrections[octave] = current**KEPT if self.samples else current * KEPT
 
     def _remember(self, size: Size) -> tuple[float, Size, float]:
-        if len(self._predicted) >= _REMEMBERED:
+        if len(self._predicted) >= REMEMBERED:
             self._predicted.clear()
         found = (self._fit(size) * self._interpolated(size), _octave(size), self.projected(size))
         self._predicted[size] = found

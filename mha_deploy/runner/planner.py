@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from mha_deploy.runner.cost import CostModel, Size
+from mha_deploy.runner.cost import REMEMBERED, CostModel, Size
 from mha_deploy.runner.heap import LazyHeap
 from mha_deploy.runner.layout import Layout, positions
 from mha_deploy.runner.options import RunnerOptions
@@ -57,6 +57,8 @@ class Planner:
         if rows is None:
             sizes = [2**power for power in range(self._rows.max.bit_length())]
             rows = min(sizes, key=lambda size: self.work_us(size, shape) / size)
+            if len(self._cheapest) >= REMEMBERED:
+                self._cheapest.clear()
             self._cheapest[shape] = rows
         return self.work_us(rows, shape) / rows
 
