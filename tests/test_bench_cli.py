@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from dataclasses import replace
 
 import pytest
 from conftest import small_spec
 
 from mha_deploy.benchmark import Candidate, candidate, contest
+from mha_deploy.bundle import Bundle
 from mha_deploy.errors import BenchError, BundleError, FeedError
 from mha_deploy.sessions import Placement
+from mha_deploy.sessions.fake import FakeSession
 from mha_deploy.signature import Dim
 
 SIZES = ("--grid", "batch=1", "--grid", "seq=8", "--seconds", "0.05", "--threads", "1")
@@ -133,6 +136,25 @@ def test_too_few_rounds_are_refused_before_anything_is_measured(small_bundle):
     one = candidate("canonical", small_bundle, Placement())
     with pytest.raises(BenchError, match="7 rounds; a 99% interval takes 8 or more: ask for more rounds"):
         contest(one, one, seconds=1e6, rounds=7)
+
+
+def test_drift_at_a_later_size_of_a_comparison_is_noticed(small_bundle, monkeypatch):
+    """Sessions that take 1 ms at the first size, and at the second 2 % more with every run."""
+    runs = []
+
+    def run(feeds):
+        if feeds["x"].shape[1] == 16:
+            runs.append(feeds)
+        time.sleep(0.001 * 1.02 ** len(runs))
+        return {"y": feeds["x"]}
+
+    monkeypatch.setattr(
+        Bundle, "open_padded_session", lambda *_: FakeSession(small_bundle.spec.signature, run)
+    )
+    one = candidate("canonical", small_bundle, Placement())
+    report = contest(one, one, grid={"batch": [1], "seq": [8, 16]}, seconds=0.02, rounds=8)
+    assert report.conditions.drift > 0.05
+    assert any(notice.startswith("drift: the machine ended") for notice in report.notices())
 
 
 @pytest.mark.parametrize(
