@@ -11,8 +11,9 @@ from rich.console import Console
 from mha_deploy.benchmark import Schedule, measure
 from mha_deploy.benchmark.ceilings import CACHE, COMPUTE, MEMORY, OVERHEAD
 from mha_deploy.benchmark.ceilings_gpu import gpu_yardsticks
-from mha_deploy.benchmark.report import cell_of, check_dims, stages_of
+from mha_deploy.benchmark.report import cell_of, check_dims
 from mha_deploy.benchmark.turns import cells_of, default_grid, optimum
+from mha_deploy.benchmark.where import stages_of
 from mha_deploy.errors import BenchError, FeedError
 from mha_deploy.precision import Precision
 from mha_deploy.render_bench import bench_table

@@ -18,7 +18,7 @@ from mha_deploy.bundle import Bundle
 from mha_deploy.cases import describe
 from mha_deploy.errors import BenchError
 from mha_deploy.latency import nearest_rank
-from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement
+from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, placed
 from mha_deploy.signature import Sizes
 
 PASSED, REGRESSION, INCONCLUSIVE = "passed", "regression", "inconclusive"
@@ -109,11 +109,12 @@ class Baseline:
         for key in SAME_MACHINE:
             self._same(f"another machine: its {key.replace('_', ' ')}", there.get(key), here[key])
         chosen = bundle.artifact(artifact, placement)
+        threads = placed(chosen, placement).threads or machine.usable_cpus()
         for what, key, ours in (
             ("another block: its name", "subject", bundle.spec.name),
             ("another artifact: its name", "artifact", chosen.name),
             ("another artifact: its precision", "precision", chosen.precision.value),
-            ("another placement: its threads", "threads", placement.threads or machine.usable_cpus()),
+            ("another placement: its threads", "threads", threads),
         ):
             self._same(what, self.data.get(key), ours)
         for sizes in cells:

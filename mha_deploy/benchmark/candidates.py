@@ -13,7 +13,7 @@ from typing import Any
 from mha_deploy import machine
 from mha_deploy.benchmark.comparison import RULE, Comparison, check_rounds, compare
 from mha_deploy.benchmark.conditions import Conditions, drift_of, watch
-from mha_deploy.benchmark.report import FORMAT, check_dims, fallback_notices
+from mha_deploy.benchmark.report import FORMAT, check_dims
 from mha_deploy.benchmark.rounds import COMPARED_ROUNDS, SECONDS, Schedule, measure
 from mha_deploy.benchmark.turns import (
     Grid,
@@ -23,9 +23,10 @@ from mha_deploy.benchmark.turns import (
     random_feeds,
     session_turn,
 )
+from mha_deploy.benchmark.where import fallback_notices
 from mha_deploy.bundle import Bundle
 from mha_deploy.errors import BenchError, BundleError
-from mha_deploy.sessions import Placement
+from mha_deploy.sessions import Placement, placed
 from mha_deploy.signature import Sizes
 
 # A session that takes longer to open is opened once, not before every round.
@@ -41,6 +42,11 @@ class Candidate:
     bundle: Bundle
     artifact: str
     placement: Placement
+
+    @property
+    def device(self) -> str:
+        """The one asked for, by the artifact's own settings where they name one."""
+        return placed(self.bundle.artifact(self.artifact), self.placement).device
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +176,7 @@ def contest(
         found.append((sizes, compare(*taken.values())))
     of_a = [comparison.a.medians_ms for _, comparison in found]
     return ContestReport(
-        (a.placement.device, b.placement.device),
+        (a.device, b.device),
         providers,
         tuple(found),
         reopened,

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from mha_deploy import machine
 from mha_deploy.benchmark.bounds import RULE, Bound, bound_of, traffic_bytes
-from mha_deploy.benchmark.ceilings import COMPUTE, Ceilings, Yardsticks
-from mha_deploy.benchmark.ceilings_cpu import cpu_yardsticks
-from mha_deploy.benchmark.ceilings_gpu import gpu_yardsticks
+from mha_deploy.benchmark.ceilings import COMPUTE, Ceilings
 from mha_deploy.benchmark.conditions import Conditions, watch
 from mha_deploy.benchmark.rounds import ROUNDS, SECONDS, Samples, Schedule, measure
 from mha_deploy.benchmark.turns import Grid, cells_of, default_grid, random_feeds, session_turn
+from mha_deploy.benchmark.where import fallback_notices, route_notices, stages_of, yardsticks_of
 from mha_deploy.bundle import Bundle
 from mha_deploy.cases import describe
 from mha_deploy.errors import BenchError
@@ -29,12 +27,11 @@ from mha_deploy.latency import (
     samples_needed,
 )
 from mha_deploy.manifest import Artifact
-from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
-from mha_deploy.sessions.stages import StagedSession, Stages
-from mha_deploy.signature import Feeds, Sizes
+from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, placed
+from mha_deploy.sessions.stages import Stages
+from mha_deploy.signature import Sizes
 
 FORMAT = 1
-STAGED_RUNS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +104,10 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """What was measured, and what it stands on."""
+    """What was measured, and what it stands on.
+
+    `device` and `threads` are those that hold for the session, `routes` what to know of one that is two.
+    """
 
     subject: str
     artifact: str
@@ -120,6 +120,7 @@ class BenchReport:
     conditions: Conditions
     schedule: Schedule
     machine: Mapping[str, object]
+    routes: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -140,7 +141,8 @@ class BenchReport:
             for cell in self.cells
             if cell.bound.share > 1
         ]
-        return fallback_notices(self.device, self.provider) + self.conditions.notices() + late + above
+        placed_at = [*fallback_notices(self.device, self.provider), *self.routes]
+        return placed_at + self.conditions.notices() + late + above
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -191,10 +193,11 @@ def bench(
         Schedule(seconds=seconds, rounds=rounds),
     )
     check_dims(bundle, chosen)
+    own = placed(chosen, placement)
     cells = cells_of(spec, grid or {}, default_grid(spec))
     with (
         bundle.open_padded_session(chosen.name, placement) as session,
-        _yardsticks(session, placement) as yardsticks,
+        yardsticks_of(session, own) as yardsticks,
     ):
         feeds = {describe(sizes): random_feeds(session.signature, sizes) for sizes in cells}
         turns = [session_turn(name, session, [each]) for name, each in feeds.items()]
@@ -208,8 +211,8 @@ def bench(
             artifact=chosen.name,
             precision=chosen.precision.value,
             provider=session.provider,
-            device=placement.device,
-            threads=placement.threads or machine.usable_cpus(),
+            device=own.device,
+            threads=own.threads or machine.usable_cpus(),
             cells=tuple(
                 cell_of(
                     ceilings,
@@ -226,13 +229,8 @@ def bench(
             conditions=conditions,
             schedule=schedule,
             machine=machine.describe(),
+            routes=tuple(route_notices(session, chosen, placement)),
         )
-
-
-def fallback_notices(device: str, provider: str) -> list[str]:
-    """Where another device was asked for than the one that ran."""
-    fell_back = device == "cuda" and provider.startswith("CPU")
-    return [f"asked for {device}, which is not to be had here: ran on {provider}"] if fell_back else []
 
 
 def check_dims(bundle: Bundle, artifact: Artifact) -> None:
@@ -243,23 +241,6 @@ def check_dims(bundle: Bundle, artifact: Artifact) -> None:
             f"artifact {artifact.name!r} has dims {', '.join(own)}; the grid is one of {', '.join(known)}: "
             "bench another artifact"
         )
-
-
-@contextlib.contextmanager
-def _yardsticks(session: Session, placement: Placement) -> Iterator[Yardsticks]:
-    """Those of what `session` runs on."""
-    if isinstance(session, StagedSession):
-        yield gpu_yardsticks(session.precision)
-        return
-    with cpu_yardsticks(placement) as found:
-        yield found
-
-
-def stages_of(session: Session, feeds: Feeds) -> tuple[Stages, ...]:
-    """Runs on a device with an emptied cache, copies apart from computing; none for a session on the host."""
-    if not isinstance(session, StagedSession):
-        return ()
-    return tuple(session.run_in_stages(feeds, cold=True) for _ in range(STAGED_RUNS))
 
 
 def cell_of(

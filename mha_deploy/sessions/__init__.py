@@ -2,6 +2,7 @@
 
 base.py               the contract
 placement.py          where to run, as a caller asks for it
+settings.py           where to run, as the artifact asks for it
 reference.py          PyTorch
 onnx_runtime.py       ONNX Runtime
 onnx_runtime_cuda.py  ONNX Runtime's CUDA provider, tensors kept on the device
@@ -18,7 +19,7 @@ fake.py               a Python function, for tests
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mha_deploy.errors import MissingError, SessionError
@@ -27,6 +28,7 @@ from mha_deploy.precision import Precision
 from mha_deploy.sessions.base import Session
 from mha_deploy.sessions.placement import DEFAULT_PLACEMENT, DEVICES, Placement
 from mha_deploy.sessions.routed import RoutedSession, length_of
+from mha_deploy.sessions.settings import ArtifactSettings, placed, placements, routes_of
 
 __all__ = [
     "DEFAULT_PLACEMENT",
@@ -37,6 +39,8 @@ __all__ = [
     "Session",
     "length_of",
     "open_session",
+    "placed",
+    "placements",
 ]
 
 
@@ -44,7 +48,7 @@ def open_session(folder: Path, artifact: Artifact, placement: Placement) -> Sess
     """A session over `artifact` of the bundle in `folder`, after its files were checked.
 
     A TensorRT engine runs on an NVIDIA GPU whatever `placement` says: it has no other place. What an
-    artifact's own settings say (see `ArtifactSettings`) goes before `placement`.
+    artifact's own settings say goes before `placement`: what then holds is `placed`.
 
     Raises:
         BundleError: a file of the artifact is not the one recorded.
@@ -90,32 +94,16 @@ def open_session(folder: Path, artifact: Artifact, placement: Placement) -> Sess
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ArtifactSettings:
-    """How an artifact wants to be run: `details["settings"]`. "" and 0 leave it to the placement."""
-
-    device: str = ""
-    threads: int = 0
-    spinning: bool = True
-
-    @classmethod
-    def of(cls, artifact: Artifact) -> ArtifactSettings:
-        return cls(**artifact.details.get("settings", {}))
-
-    def placed(self, placement: Placement) -> Placement:
-        device, threads = self.device or placement.device, self.threads or placement.threads
-        return replace(placement, device=device, threads=threads)
-
-
 def _routed(folder: Path, artifact: Artifact, placement: Placement) -> Session:
-    routes = artifact.details["routes"]
-    short = open_session(folder, Artifact.from_json(routes["short"]), placement)
+    first, second = routes_of(artifact)
+    short = open_session(folder, first, placement)
     try:
-        long = open_session(folder, Artifact.from_json(routes["long"]), placement)
+        long = open_session(folder, second, placement)
     except BaseException:
         short.close()
         raise
-    return RoutedSession(short, long, up_to_length=routes["up_to_length"], name=artifact.name)
+    up_to_length = artifact.details["routes"]["up_to_length"]
+    return RoutedSession(short, long, up_to_length=up_to_length, name=artifact.name)
 
 
 def _onnx_runtime(
