@@ -130,3 +130,21 @@ def test_a_runner_over_a_bundle_is_warm(small_bundle, tmp_path, monkeypatch):
     monkeypatch.setattr(Bundle, "open_session", fake)
     with BatchRunner.over(bundle, options=ONE):
         assert runs == [(1, 8, 32)]
+
+
+@pytest.fixture
+def of_one_thread(small_bundle, tmp_path):
+    """A bundle with a variant, as `optimize` makes one, whose sessions have one thread whatever is asked."""
+    copy = Bundle.load(shutil.copytree(small_bundle.folder, tmp_path / "bundle"))
+    details = {"settings": {"threads": 1}}
+    return copy.with_artifact(replace(copy.artifact(), name="one-thread", details=details))
+
+
+@pytest.mark.parametrize(("workers", "found"), [(1, 1), (0, 2)])
+def test_the_threads_of_sessions_are_those_that_their_artifact_asks_for(of_one_thread, workers, found):
+    options = RunnerOptions(workers=workers)
+    with BatchRunner.over(
+        of_one_thread, "one-thread", placement=Placement(threads=2), options=options
+    ) as runner:
+        seen = runner.snapshot()
+    assert (seen.workers, seen.threads, seen.soloist) == (found, 1, 0)

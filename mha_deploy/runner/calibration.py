@@ -17,13 +17,14 @@ import numpy as np
 from mha_deploy import machine
 from mha_deploy.bundle import Bundle
 from mha_deploy.errors import BundleError
+from mha_deploy.manifest import Artifact
 from mha_deploy.runner.cost import CostModel, Size
 from mha_deploy.runner.crew import OpenSession, Soloist, best_crew, crews, soloist
 from mha_deploy.runner.layout import positions
 from mha_deploy.runner.options import RunnerOptions
 from mha_deploy.runner.ticket import Shape
 from mha_deploy.runner.trial import RUNS_A_CELL, Trial, noise
-from mha_deploy.sessions import Placement, Session
+from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session, placed
 from mha_deploy.signature import Array, Dim
 from mha_deploy.spec import AttentionSpec
 from mha_deploy.staging import make_folder, staged_file
@@ -89,8 +90,11 @@ class Calibration:
 def calibrated(bundle: Bundle, name: str, placement: Placement, options: RunnerOptions) -> Calibration:
     """The calibration kept in the bundle for this artifact on this machine, or a new one, kept then.
 
-    A folder that cannot be written is calibrated for at each load.
+    A folder that cannot be written is calibrated for at each load. Where the artifact's own settings fix
+    the threads of its sessions, those go before the ones in `options`.
     """
+    artifact = bundle.artifact(name)
+    options = _with_own_threads(artifact, options)
     path = _path(bundle, name, placement, options)
     found = stored(bundle, name, placement, options)
     if found:
@@ -99,7 +103,7 @@ def calibrated(bundle: Bundle, name: str, placement: Placement, options: RunnerO
     def open_session(threads: int) -> Session:
         return bundle.open_session(name, replace(placement, threads=threads, shares=True))
 
-    on_cpu = bundle.artifact(name).runtime in ON_CPU and placement.device == "cpu"
+    on_cpu = artifact.runtime in ON_CPU and placed(artifact, placement).device == "cpu"
     cores = (placement.threads or machine.usable_cpus()) if on_cpu else 1
     found = calibrate(open_session, bundle.spec, options, cores=cores)
     with contextlib.suppress(BundleError):
@@ -112,10 +116,17 @@ def calibrated(bundle: Bundle, name: str, placement: Placement, options: RunnerO
 def stored(bundle: Bundle, name: str, placement: Placement, options: RunnerOptions) -> Calibration | None:
     """The calibration kept in the bundle for this artifact on this machine, if there is a sound one."""
     try:
+        options = _with_own_threads(bundle.artifact(name), options)
         text = _path(bundle, name, placement, options).read_text(encoding="utf-8")
         return Calibration.from_json(bundle.spec, json.loads(text))
     except (OSError, ValueError, BundleError):
         return None
+
+
+def _with_own_threads(artifact: Artifact, options: RunnerOptions) -> RunnerOptions:
+    """`options` with the threads that every session of `artifact` has whatever it is asked for, if so."""
+    threads = placed(artifact, DEFAULT_PLACEMENT).threads
+    return replace(options, threads=threads) if threads else options
 
 
 def _path(bundle: Bundle, name: str, placement: Placement, options: RunnerOptions) -> Path:
