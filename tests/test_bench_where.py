@@ -8,13 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from mha_deploy.benchmark import bench, candidate, contest
+from mha_deploy.benchmark import bench, candidate, contest, profile
 from mha_deploy.benchmark.baseline import Baseline
 from mha_deploy.benchmark.turns import cells_of
 from mha_deploy.bundle import Bundle
-from mha_deploy.errors import BenchError
+from mha_deploy.errors import BenchError, MissingError
 from mha_deploy.search.routing import routed_artifact
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, placed
+from mha_deploy.sessions.onnx_runtime import OnnxRuntimeSession
 
 TWO = Placement(threads=2)
 GRID = {"batch": [1], "seq": [8]}
@@ -86,3 +87,23 @@ def test_the_device_of_a_candidate_is_the_one_that_its_artifact_asks_for(bundle)
     found = candidate("cuda@threads=1", bundle, Placement(fallback="cpu"))
     report = contest(found, found, grid=GRID, seconds=0.02, rounds=8)
     assert report.notices()[0] == "asked for cuda, which is not to be had here: ran on CPUExecutionProvider"
+
+
+def test_the_profile_is_of_the_settings_that_the_artifact_runs_with(bundle, monkeypatch):
+    seen, run = [], OnnxRuntimeSession.run
+
+    def watched(self, feeds):
+        seen.append(self._session.get_session_options())
+        return run(self, feeds)
+
+    monkeypatch.setattr(OnnxRuntimeSession, "run", watched)
+    settled = with_settings(bundle.artifact(), "settled", threads=1, spinning=False)
+    found = profile(bundle.with_artifact(settled), {"batch": 1, "seq": 8}, "settled", placement=TWO)
+    assert found.runs == 30
+    assert {options.intra_op_num_threads for options in seen} == {1}
+    assert {o.get_session_config_entry("session.intra_op.allow_spinning") for o in seen} == {"0"}
+
+
+def test_the_profile_is_of_the_device_that_the_artifact_asks_for(bundle):
+    with pytest.raises(MissingError, match="CUDAExecutionProvider was asked for, but"):
+        profile(bundle, {"batch": 1, "seq": 8}, "cuda")

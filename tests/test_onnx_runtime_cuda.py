@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -113,6 +115,26 @@ def test_a_device_that_fails_is_missing_and_may_fall_back(small_bundle, monkeypa
     path = artifact.path(small_bundle.folder)
     with onnx_runtime.OnnxRuntimeSession(path, artifact.signature, placement=anywhere) as session:
         assert session.provider == CPU
+
+
+@pytest.mark.usefixtures("cuda_build")
+def test_a_bound_session_profiles_its_nodes_and_captures_no_graphs_then(small_bundle, tmp_path, monkeypatch):
+    real, asked = onnxruntime.InferenceSession, []
+
+    def on_the_host(path, options, *, providers, **_):
+        asked.append(providers[0])
+        return real(path, options, providers=[CPU])
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", on_the_host)
+    monkeypatch.setattr(onnx_runtime, "has_cuda_driver", lambda: True)
+    artifact = small_bundle.artifact()
+    path, anywhere = artifact.path(small_bundle.folder), Placement("cuda", threads=1, fallback="cpu")
+    options = {"placement": anywhere, "cuda_graphs": True, "profile_into": str(tmp_path)}
+    with OnnxRuntimeCudaSession(path, artifact.signature, **options) as session:
+        session.run(feeds(2, 5))
+    assert asked == [(CUDA, {"use_tf32": "0", "enable_cuda_graph": "0"})]
+    (trace,) = tmp_path.iterdir()
+    assert any(event["name"].endswith("_kernel_time") for event in json.loads(trace.read_text()))
 
 
 @pytest.mark.gpu

@@ -14,8 +14,7 @@ from mha_deploy.benchmark.turns import random_feeds
 from mha_deploy.bundle import Bundle
 from mha_deploy.errors import BenchError
 from mha_deploy.latency import nearest_rank
-from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement
-from mha_deploy.sessions.onnx_runtime import OnnxRuntimeSession
+from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, open_onnx_runtime
 from mha_deploy.signature import Sizes
 
 WARM_UP_RUNS, RUNS = 5, 30
@@ -70,8 +69,11 @@ def profile(
 ) -> Profile:
     """Run one size under ONNX Runtime's profiler, in a session of its own.
 
+    It is opened as the bundle opens the artifact, but without CUDA graphs, in which no node is seen.
+
     Raises:
         BenchError: the artifact is not ONNX Runtime's.
+        BundleError, MissingError, GraphError: as `Bundle.open_session`.
     """
     chosen = bundle.artifact(artifact, placement)
     if chosen.runtime != "onnxruntime":
@@ -80,14 +82,7 @@ def profile(
             "artifact that runs there"
         )
     with tempfile.TemporaryDirectory() as folder:
-        with OnnxRuntimeSession(
-            chosen.path(bundle.folder),
-            chosen.signature,
-            name=chosen.name,
-            precision=chosen.precision,
-            placement=placement,
-            profile_into=folder,
-        ) as session:
+        with open_onnx_runtime(bundle.folder, chosen, placement, profile_into=folder) as session:
             feeds = random_feeds(session.signature, sizes)
             for _ in range(WARM_UP_RUNS + RUNS):
                 session.run(feeds)

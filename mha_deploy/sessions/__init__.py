@@ -38,6 +38,7 @@ __all__ = [
     "RoutedSession",
     "Session",
     "length_of",
+    "open_onnx_runtime",
     "open_session",
     "placed",
     "placements",
@@ -54,8 +55,7 @@ def open_session(folder: Path, artifact: Artifact, placement: Placement) -> Sess
         BundleError: a file of the artifact is not the one recorded.
         MissingError: this machine lacks the runtime, the provider or the GPU.
     """
-    settings = ArtifactSettings.of(artifact)
-    placement = settings.placed(placement)
+    placement = ArtifactSettings.of(artifact).placed(placement)
     if artifact.runtime == "routed":
         return _routed(folder, artifact, placement)
     if artifact.runtime == "openvino":
@@ -69,13 +69,7 @@ def open_session(folder: Path, artifact: Artifact, placement: Placement) -> Sess
             placement=placement,
         )
     if artifact.runtime == "onnxruntime":
-        bf16 = artifact.precision is Precision.BF16 and "twin_of" not in artifact.details
-        if bf16 and placement.device == "cpu":
-            raise MissingError(
-                f"artifact {artifact.name!r} is bf16, which ONNX Runtime does not compute on a CPU; its fp32 "
-                f"twin {artifact.name + '-twin'!r} stands for it there"
-            )
-        return _onnx_runtime(artifact.path(folder), artifact, placement, settings)
+        return open_onnx_runtime(folder, artifact, placement)
     if artifact.runtime in ("tensorrt", "tensorrt-rtx"):
         from mha_deploy.sessions.tensorrt import TensorRtSession
 
@@ -106,13 +100,29 @@ def _routed(folder: Path, artifact: Artifact, placement: Placement) -> Session:
     return RoutedSession(short, long, up_to_length=up_to_length, name=artifact.name)
 
 
-def _onnx_runtime(
-    path: Path, artifact: Artifact, placement: Placement, settings: ArtifactSettings
+def open_onnx_runtime(
+    folder: Path, artifact: Artifact, placement: Placement, *, profile_into: str = ""
 ) -> Session:
+    """`open_session` for an artifact of ONNX Runtime, which with `profile_into` profiles its nodes.
+
+    Closing then writes the trace into that folder.
+
+    Raises:
+        BundleError, MissingError: as `open_session`.
+        GraphError: the file cannot be loaded.
+    """
     from mha_deploy.sessions.onnx_runtime import OnnxRuntimeSession
     from mha_deploy.sessions.onnx_runtime_cuda import OnnxRuntimeCudaSession
 
-    signature, name, precision = artifact.signature, artifact.name, artifact.precision
+    settings = ArtifactSettings.of(artifact)
+    placement = settings.placed(placement)
+    name, precision = artifact.name, artifact.precision
+    if precision is Precision.BF16 and "twin_of" not in artifact.details and placement.device == "cpu":
+        raise MissingError(
+            f"artifact {name!r} is bf16, which ONNX Runtime does not compute on a CPU; its fp32 twin "
+            f"{name + '-twin'!r} stands for it there"
+        )
+    path, signature = artifact.path(folder), artifact.signature
     if placement.device == "cuda":
         try:
             return OnnxRuntimeCudaSession(
@@ -122,6 +132,7 @@ def _onnx_runtime(
                 precision=precision,
                 placement=replace(placement, fallback=""),
                 cuda_graphs=placement.cuda_graphs,
+                profile_into=profile_into,
             )
         except MissingError:
             if not placement.fallback:
@@ -133,5 +144,6 @@ def _onnx_runtime(
         name=name,
         precision=precision,
         placement=placement,
+        profile_into=profile_into,
         spinning=settings.spinning,
     )

@@ -44,7 +44,9 @@ class OnnxRuntimeCudaSession(Session):
     Inputs are copied into device tensors that are kept for their shapes, outputs come back in one
     copy each. With `cuda_graphs` the first SHAPES_KEPT combinations of shapes are captured as CUDA
     graphs and kept; later ones run without. Capturing needs every node on the GPU, which ONNX Runtime
-    checks. On the CPU the same code runs over host memory, without graphs.
+    checks. On the CPU the same code runs over host memory, without graphs. With `profile_into` ONNX Runtime
+    profiles its nodes, and closing writes the trace into that folder; no graph is captured then, since
+    no node is seen in one.
 
     Raises:
         MissingError: onnxruntime is not installed, or CUDA does not run here.
@@ -60,10 +62,12 @@ class OnnxRuntimeCudaSession(Session):
         precision: Precision = Precision.FP32,
         cuda_graphs: bool = False,
         placement: Placement = ON_CUDA,
+        profile_into: str = "",
     ) -> None:
+        cuda_graphs, self._profiles = cuda_graphs and not profile_into, bool(profile_into)
         self._onnxruntime = import_onnxruntime()
         options = {**CUDA_OPTIONS, "enable_cuda_graph": "1" if cuda_graphs else "0"}
-        self._session: Any = open_inference_session(path, placement, options)
+        self._session: Any = open_inference_session(path, placement, options, profile_into=profile_into)
         super().__init__(name, signature, precision, self._session.get_providers()[0])
         self._device = "cuda" if self.provider.startswith("CUDA") else "cpu"
         self._at: Hook = unwatched
@@ -151,4 +155,6 @@ class OnnxRuntimeCudaSession(Session):
     def _release(self) -> None:
         self._graphs.clear()
         self._recent.clear()
+        if self._profiles:
+            self._session.end_profiling()
         self._session = None
