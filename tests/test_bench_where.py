@@ -7,15 +7,19 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from engine_sessions import feeds, make_plan
 
 from mha_deploy.benchmark import bench, candidate, contest, profile
 from mha_deploy.benchmark.baseline import Baseline
 from mha_deploy.benchmark.turns import cells_of
+from mha_deploy.benchmark.where import route_notices, stages_of, yardsticks_of
 from mha_deploy.bundle import Bundle
 from mha_deploy.errors import BenchError, MissingError
+from mha_deploy.precision import Precision
 from mha_deploy.search.routing import routed_artifact
-from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, placed
+from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, RoutedSession, placed
 from mha_deploy.sessions.onnx_runtime import OnnxRuntimeSession
+from mha_deploy.sessions.stages import Stages
 
 TWO = Placement(threads=2)
 GRID = {"batch": [1], "seq": [8]}
@@ -107,3 +111,27 @@ def test_the_profile_is_of_the_settings_that_the_artifact_runs_with(bundle, monk
 def test_the_profile_is_of_the_device_that_the_artifact_asks_for(bundle):
     with pytest.raises(MissingError, match="CUDAExecutionProvider was asked for, but"):
         profile(bundle, {"batch": 1, "seq": 8}, "cuda")
+
+
+def test_what_runs_on_a_device_behind_a_route_is_held_against_the_device(bundle, opened, monkeypatch):
+    monkeypatch.setattr("mha_deploy.benchmark.where.gpu_yardsticks", lambda precision: precision)
+    routed = bundle.artifact("one-thread-to-4-then-canonical")
+    session = RoutedSession(opened(make_plan())[0], opened(make_plan())[0], up_to_length=4)
+    with yardsticks_of(session, Placement("cuda")) as found:
+        assert found is Precision.FP16
+    assert set(stages_of(session, feeds())) == {Stages(2.0, 5.0, 2.0)}
+    assert route_notices(session, routed, TWO) == []
+
+
+def test_a_route_on_a_device_beside_one_on_the_host_is_said(bundle, opened):
+    routed = bundle.artifact("one-thread-to-4-then-canonical")
+    host = bundle.open_session("canonical", TWO)
+    session = RoutedSession(host, opened(make_plan())[0], up_to_length=4)
+    with yardsticks_of(session, Placement("cuda", threads=1)) as found:
+        assert "CPUExecutionProvider, 1 threads" in found.what
+    assert stages_of(session, feeds()) == ()
+    (notice,) = route_notices(session, routed, TWO)
+    assert notice.startswith(
+        "one of its routes runs on a device, the other on the CPU: the ceilings are the "
+    )
+    session.close()

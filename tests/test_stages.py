@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from conftest import small_spec
 from engine_sessions import feeds, make_plan, right
+from fake_tensorrt import FakePlan
 from gpu_engines import MODULES, open_engine
 
-from mha_deploy.sessions import Placement
+from mha_deploy.errors import FeedError
+from mha_deploy.packed import RunCost, graph_signature
+from mha_deploy.sessions import Placement, RoutedSession
+from mha_deploy.sessions.fake import FakeSession
 from mha_deploy.sessions.onnx_runtime_cuda import OnnxRuntimeCudaSession
+from mha_deploy.sessions.packed import PackedSession, PaddedView
 from mha_deploy.sessions.stages import StagedSession, Stages
 
 
@@ -64,6 +70,42 @@ def test_sessions_on_the_host_have_no_stages(small_bundle, opened):
     with small_bundle.open_session() as session:
         assert not isinstance(session, StagedSession)
     assert isinstance(opened(make_plan())[0], StagedSession)
+
+
+def test_a_routed_session_has_the_stages_of_the_route_that_answers(opened):
+    (short, one), (long, other) = opened(make_plan()), opened(make_plan())
+    session = RoutedSession(short, long, up_to_length=8)
+    assert isinstance(session, StagedSession)
+    for length, ran in ((8, one), (9, other)):
+        idle = other if ran is one else one
+        before = idle.now_ms
+        assert session.run_in_stages(feeds(2, length), cold=True) == Stages(2.0, 5.0, 2.0)
+        assert idle.now_ms == before
+    assert (one.now_ms, other.now_ms) == (39.0, 39.0)
+    with pytest.raises(FeedError, match="got inputs mask; expected mask, x"):
+        session.run_in_stages({"mask": np.ones((2, 5), bool)}, cold=False)
+
+
+def test_a_session_of_which_a_route_is_on_the_host_has_no_stages(small_bundle, opened):
+    staged, host = opened(make_plan())[0], small_bundle.open_session
+    for short, long in ((host(), staged), (staged, host()), (host(), host())):
+        assert not isinstance(RoutedSession(short, long, up_to_length=8), StagedSession)
+
+
+def test_a_padded_view_has_the_stages_of_all_the_runs_that_its_batch_takes(opened):
+    """Two lengths that go apart: of each run its own copies and computing, of the first an empty cache."""
+    spec = small_spec()
+    signature = graph_signature(spec)
+    ranges = {dim.name: (dim.min, dim.max) for dim in signature.dims}
+    engine, memory = opened(FakePlan(signature, (ranges,), lambda given: {"y": given["x"]}))
+    view = PaddedView(PackedSession(engine, spec, cost=RunCost(0.0, 1.0, 1.0)))
+    assert isinstance(view, StagedSession)
+    given = {"x": np.ones((2, 20, 32), np.float32), "mask": np.arange(20) < [[20], [3]]}
+    uploads = len(signature.inputs)
+    assert view.run_in_stages(given, cold=True) == Stages(2.0 * uploads, 2 * 5.0, 2 * 2.0)
+    assert memory.now_ms == 2 * (uploads + 5 + 2) + 30
+    host = FakeSession(signature, lambda given: {"y": given["x"]})
+    assert not isinstance(PaddedView(PackedSession(host, spec)), StagedSession)
 
 
 @pytest.mark.gpu

@@ -11,7 +11,7 @@ from mha_deploy.benchmark.ceilings import Yardsticks
 from mha_deploy.benchmark.ceilings_cpu import cpu_yardsticks
 from mha_deploy.benchmark.ceilings_gpu import gpu_yardsticks
 from mha_deploy.manifest import Artifact
-from mha_deploy.sessions import Placement, Session, placements
+from mha_deploy.sessions import Placement, RoutedSession, Session, placements
 from mha_deploy.sessions.stages import StagedSession, Stages
 from mha_deploy.signature import Feeds
 
@@ -43,8 +43,15 @@ def fallback_notices(device: str, provider: str) -> list[str]:
 
 def route_notices(session: Session, artifact: Artifact, placement: Placement) -> list[str]:
     """Where the routes of a session at `placement` differ, and no one set of ceilings fits them all."""
+    if isinstance(session, StagedSession):
+        return []
+    if isinstance(session, RoutedSession) and any(isinstance(each, StagedSession) for each in session.routes):
+        return [
+            "one of its routes runs on a device, the other on the CPU: the ceilings are the CPU's, and say "
+            "nothing of the device, whose times include copies"
+        ]
     threads = [each.threads or machine.usable_cpus() for each in placements(artifact, placement)]
-    if isinstance(session, StagedSession) or len(set(threads)) == 1:
+    if len(set(threads)) == 1:
         return []
     listed = " and ".join(map(str, threads))
     return [

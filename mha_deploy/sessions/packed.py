@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from mha_deploy.packed import (
 )
 from mha_deploy.ragged import pack, unpack
 from mha_deploy.sessions.base import Session
+from mha_deploy.sessions.stages import StagedSession, Stages
 from mha_deploy.signature import Array, Feeds, Signature
 from mha_deploy.spec import AttentionSpec
 
@@ -58,12 +59,21 @@ class PackedSession(Session):
     def answers(self, pieces: Sequence[Piece]) -> list[Array]:
         """`y` [query length, d_model] for each piece, in their order."""
         found: dict[int, Array] = {}
-        for members in self.runs([_lengths(piece) for piece in pieces]):
+        for members, feeds in self.graph_runs(pieces):
+            y = self.graph.run(feeds)["y"]
             chosen = [pieces[i] for i in members]
-            y = self.graph.run(graph_feeds(self.spec, chosen))["y"]
             ends = np.cumsum([_lengths(piece)[0] for piece in chosen])[:-1]
             found |= dict(zip(members, np.split(y, ends), strict=True))
         return [found[i] for i in range(len(pieces))]
+
+    def graph_runs(self, pieces: Sequence[Piece]) -> Iterator[tuple[tuple[int, ...], Feeds]]:
+        """The runs of the graph that answer `pieces`: which of them, by index, and what it is fed.
+
+        Raises:
+            FeedError: a length is beyond what the block takes.
+        """
+        for members in self.runs([_lengths(piece) for piece in pieces]):
+            yield members, graph_feeds(self.spec, [pieces[i] for i in members])
 
     def runs(self, lengths: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:
         """Which requests, by index, share a run of the graph, given (query, key) lengths.
@@ -137,12 +147,25 @@ class PackedSession(Session):
 class PaddedView(Session):
     """The block's own padded contract over a packed session: what verification and bench run.
 
-    Tokens are taken and answers set back as `packed.PaddedBatch` says.
+    Tokens are taken and answers set back as `packed.PaddedBatch` says. Over a graph on a device it is a
+    `StagedSession`, whose stages are those of all the runs that a batch takes.
     """
 
     def __init__(self, packed: PackedSession) -> None:
         super().__init__(packed.name, packed.padded_signature, packed.precision, packed.provider)
         self._packed = packed
+        if isinstance(packed.graph, StagedSession):
+            self.run_in_stages = self._run_in_stages
+
+    def _run_in_stages(self, feeds: Feeds, *, cold: bool) -> Stages:
+        self.signature.check(feeds)
+        graph, pieces = self._packed.graph, PaddedBatch.of(self._packed.spec, feeds).pieces
+        assert isinstance(graph, StagedSession)
+        taken = Stages(0.0, 0.0, 0.0)
+        for number, (_, given) in enumerate(self._packed.graph_runs(pieces)):
+            # Of several runs the first is cold: what one leaves in the cache is there for the next.
+            taken += graph.run_in_stages(given, cold=cold and number == 0)
+        return taken
 
     def _execute(self, feeds: Feeds) -> dict[str, Array]:
         batch = PaddedBatch.of(self._packed.spec, feeds)

@@ -21,10 +21,20 @@ class Stages:
     compute_ms: float
     download_ms: float
 
+    def __add__(self, other: Stages) -> Stages:
+        return Stages(
+            self.upload_ms + other.upload_ms,
+            self.compute_ms + other.compute_ms,
+            self.download_ms + other.download_ms,
+        )
+
 
 @runtime_checkable
 class StagedSession(Protocol):
-    """A session on a device of its own, to which inputs are copied and answers come back."""
+    """A session on a device of its own, to which inputs are copied and answers come back.
+
+    One that hands its runs on to others is staged where they all are.
+    """
 
     def run_in_stages(self, feeds: Feeds, *, cold: bool) -> Stages:
         """What one run takes; with `cold` the device's cache is emptied before it computes."""
