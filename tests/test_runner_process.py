@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,36 @@ def test_a_process_that_ends_without_a_close_ends_well_and_fails_what_is_left(sm
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (5, "RunnerClosedError\n", "")
+
+
+STOPPED = """
+import os, signal, sys
+from mha_deploy.cli import main
+from mha_deploy.runner.worker import Worker
+
+start = Worker.start
+
+def start_and_stop(worker):
+    start(worker)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+Worker.start = start_and_stop
+main(["serve", sys.argv[1], "--port", "0", "--workers", "3"])
+"""
+
+
+def test_a_stop_while_the_workers_are_started_ends_those_that_were(small_bundle, tmp_path):
+    folder = shutil.copytree(small_bundle.folder, tmp_path / "bundle")
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED, folder],
+        cwd=Path(mha_deploy.__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (143, "")
+    assert done.stderr == "stopped by SIGTERM before it was ready\n"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")

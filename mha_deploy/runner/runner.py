@@ -230,7 +230,8 @@ class BatchRunner:
         self._desk.close(grace_s)
         end = time.monotonic() + _JOIN_S
         for thread in self._threads:
-            thread.join(max(0.0, end - time.monotonic()))
+            if thread.is_alive():  # a signal may have come before it was started
+                thread.join(max(0.0, end - time.monotonic()))
         _running.discard(self)
 
     def __enter__(self) -> Self:
