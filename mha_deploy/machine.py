@@ -46,6 +46,11 @@ def _cgroup_quota(unlimited: int) -> int:
         return unlimited
 
 
+def most_threads() -> int:
+    """More threads than this are a slip: they take memory without end, and nothing runs for starting them."""
+    return max(64, 4 * usable_cpus())
+
+
 def cpu_model() -> str:
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 

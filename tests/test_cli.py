@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 
 from mha_deploy.bundle import Bundle
 from mha_deploy.cli import main
+from mha_deploy.machine import usable_cpus
 from mha_deploy.pipeline import export
 from mha_deploy.spec_file import load_spec, preset_names
 from mha_deploy.verification import verify
@@ -172,3 +173,27 @@ def test_a_file_into_a_folder_that_is_not_there_is_refused_before_any_work(
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert f"there is no folder {tmp_path / 'mistyped'}" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("verify",),
+        ("bench",),
+        ("optimize",),
+        ("infer", "INPUTS", "-o", "OUT"),
+        ("load", "--rate", 9, "--check", 0),
+        ("serve", "--port", 0),
+    ],
+)
+def test_more_threads_than_the_machine_could_run_are_refused_before_any_is_started(
+    cli, small_bundle, tmp_path, command
+):
+    np.savez(tmp_path / "inputs.npz", x=np.ones((1, 4, 32), np.float32), mask=np.ones((1, 4), bool))
+    files = {"INPUTS": tmp_path / "inputs.npz", "OUT": tmp_path / "y.npz"}
+    name, *rest = (files.get(word, word) for word in command)
+    most = max(64, 4 * usable_cpus())
+    result = cli(name, small_bundle.folder, *rest, "--threads", most + 1)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert f"threads = {most + 1}; expected 0 (every core allowed) to {most}" in result.stderr
+    assert not (tmp_path / "y.npz").exists()

@@ -28,6 +28,7 @@ from mha_deploy.errors import (
     DeadlineError,
     FeedError,
     QueueFullError,
+    SpecError,
 )
 from mha_deploy.runner import BatchRunner, CostModel, RunnerOptions
 from mha_deploy.runner.admission import Progress
@@ -303,3 +304,20 @@ def test_a_settled_requests_arrays_are_let_go_though_the_clock_still_knows_of_it
         assert future.cancel()
         del one, future
         assert array() is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"workers": 100_000}, "workers = 100000; expected 0 (measured) to {most} on this machine"),
+        ({"threads": 100_000}, "threads = 100000; expected 0 (measured) to {most} on this machine"),
+        ({"workers": -1}, "workers = -1; expected 0 (measured) to {most} on this machine"),
+        ({"workers": 50, "threads": 50}, "50 workers of 50 threads each; expected at most {most} threads"),
+    ],
+)
+def test_more_workers_and_threads_than_the_machine_could_run_are_refused(monkeypatch, options, said):
+    monkeypatch.setattr("mha_deploy.machine.usable_cpus", lambda: 100)
+    RunnerOptions(workers=400)
+    RunnerOptions(workers=8, threads=50)
+    with pytest.raises(SpecError, match=re.escape(said.format(most=400))):
+        RunnerOptions(**options)

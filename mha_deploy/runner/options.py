@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mha_deploy.errors import SpecError
+from mha_deploy.machine import most_threads
 
 MODES = ("exact", "fast")
 
@@ -14,7 +15,8 @@ class RunnerOptions:
     """Bounds and rules of a `BatchRunner`.
 
     `workers` sessions of `threads` threads each run at once; 0 is what calibration measured to be the
-    best here (see `BatchRunner.over`), or one worker and every core where nothing was measured.
+    best here (see `BatchRunner.over`), or one worker and every core where nothing was measured. Together
+    they have at most `machine.most_threads` threads.
 
     The queue holds at most so many requests, tokens and bytes of inputs; a request being run is not
     in it. A request that has waited `max_wait_s` goes ahead of more urgent ones in every other batch,
@@ -49,9 +51,17 @@ class RunnerOptions:
     allow_batch_dependent: bool = False
 
     def __post_init__(self) -> None:
+        most = most_threads()
         for name in ("workers", "threads"):
-            if getattr(self, name) < 0:
-                raise SpecError(f"{name} = {getattr(self, name)}; expected 0 (measured) or more")
+            if not 0 <= getattr(self, name) <= most:
+                raise SpecError(
+                    f"{name} = {getattr(self, name)}; expected 0 (measured) to {most} on this machine"
+                )
+        if self.workers * self.threads > most:
+            raise SpecError(
+                f"{self.workers} workers of {self.threads} threads each; expected at most {most} threads "
+                "together on this machine"
+            )
         for name in ("max_queue_requests", "max_queue_tokens", "max_queue_bytes", "priority_levels"):
             if getattr(self, name) < 1:
                 raise SpecError(f"{name} = {getattr(self, name)}; expected at least 1")

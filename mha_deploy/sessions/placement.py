@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mha_deploy.errors import SessionError
+from mha_deploy.machine import most_threads
 
 DEVICES = ("cpu", "cuda")
 
@@ -20,7 +21,7 @@ class Placement:
     threads that wait for work give their cores up at the end of a run: others have work for them.
 
     Raises:
-        SessionError: an unknown device, or threads below 0.
+        SessionError: an unknown device, threads below 0 or more than `machine.most_threads`.
     """
 
     device: str = "cpu"
@@ -36,8 +37,11 @@ class Placement:
                 f"device {self.device!r} with fallback {self.fallback!r}; expected a device of "
                 f"{', '.join(DEVICES)} and, if any, fallback 'cpu'"
             )
-        if self.threads < 0:
-            raise SessionError(f"threads = {self.threads}; expected 0 (every core allowed) or more")
+        most = most_threads()
+        if not 0 <= self.threads <= most:
+            raise SessionError(
+                f"threads = {self.threads}; expected 0 (every core allowed) to {most} on this machine"
+            )
 
 
 DEFAULT_PLACEMENT = Placement()
