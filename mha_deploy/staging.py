@@ -192,7 +192,10 @@ def interrupts_held() -> Iterator[None]:
 
 @contextlib.contextmanager
 def stop_as_exception() -> Iterator[None]:
-    """SIGTERM raises SystemExit in the main thread, so that clean-up runs."""
+    """SIGTERM raises SystemExit in the main thread, so that clean-up runs.
+
+    What the block itself makes of the signal and leaves so stays.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -204,4 +207,5 @@ def stop_as_exception() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if signal.getsignal(signal.SIGTERM) is stop:
+            signal.signal(signal.SIGTERM, before)

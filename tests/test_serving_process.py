@@ -22,6 +22,8 @@ from serving import Connection, ask, get, infer_request, until
 
 import mha_deploy
 from mha_deploy.manifest import Choice, choose
+from mha_deploy.runner import RunnerOptions
+from mha_deploy.serving import ServeOptions, serve
 
 X = np.ones((1, 4, 32), np.float32)
 
@@ -135,6 +137,30 @@ def test_a_second_signal_ends_the_grace_at_once(copied):
         assert process.returncode == 0
     report = json.loads(out)
     assert report["received"] == sum(report["outcomes"].values()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_until_the_very_end_of_an_idle_server_change_nothing(copied, number):
+    """Sent without a pause: whatever is being torn down, one meets it."""
+    with served(copied, "--port", 0, "--workers", 1) as (process, port):
+        assert ask(port, infer_request(X)).status == 200
+        while process.poll() is None:
+            process.send_signal(number)
+            time.sleep(0.001)
+        assert (process.returncode, process.stdout.read()) == (0, "1 requests: 1 answered\n")
+        assert process.stderr.read() == ""
+
+
+def test_a_library_callers_handlers_are_back_after_a_server(copied):
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    options = ServeOptions(port=0, grace_s=0.0)
+
+    def stop(_server):
+        signal.raise_signal(signal.SIGTERM)
+
+    report = serve(copied, runner_options=RunnerOptions(workers=1), options=options, announce=stop)
+    assert report.received == 0
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
 def test_a_killed_server_starts_again_on_its_port_and_answers_the_same(copied):

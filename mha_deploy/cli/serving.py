@@ -143,6 +143,7 @@ def serve(
         ),
         options=options,
         announce=announce,
+        last=True,
     )
     if as_json:
         print_json(report.to_json())

@@ -22,6 +22,7 @@ from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement
 
 # What is left of answers when the grace is over has this long to reach its clients.
 _FLUSH_S = 1.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +164,13 @@ def serve(
     runner_options: RunnerOptions = DEFAULT_OPTIONS,
     options: ServeOptions = ServeOptions(),
     announce: Callable[[Server], None] = lambda _: None,
+    last: bool = False,
 ) -> ServeReport:
     """Serve an artifact of `bundle` until SIGTERM or SIGINT; what was done until then.
 
-    `announce` is called once the server is ready. A second signal ends the grace at once. Call it from
-    the main thread.
+    `announce` is called once the server is ready. A second signal ends the grace at once, and none does
+    more than that until this returns. With `last` nothing follows in this process, and what signals come
+    until its end are ignored. Call it from the main thread.
 
     Raises:
         BundleError, MissingError: as `Bundle.open_session`; MissingError also without aiohttp.
@@ -175,20 +178,23 @@ def serve(
     """
     _load_http()
     runner = BatchRunner.over(bundle, artifact, placement=placement, options=runner_options)
-    try:
-        server = Server(runner, options)
-        with _handlers_restored(), asyncio.Runner(loop_factory=fastest_loop()) as loop:
-            return loop.run(_until_signal(server, announce))
-    finally:
-        runner.close(0.0)
+    with _handlers_restored(last=last):
+        try:
+            server = Server(runner, options)
+            with asyncio.Runner(loop_factory=fastest_loop()) as loop:
+                return loop.run(_until_signal(server, announce))
+        finally:
+            runner.close(0.0)
 
 
 @contextlib.contextmanager
-def _handlers_restored() -> Iterator[None]:
-    """uvloop leaves its own where a loop ends before it took them off: Ctrl-C would then reach nobody."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+def _handlers_restored(*, last: bool) -> Iterator[None]:
+    """What signals did before they do again, or nothing where the block ended well and was the `last`."""
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         yield
+        if last:
+            before = dict.fromkeys(_SIGNALS, signal.SIG_IGN)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -200,8 +206,13 @@ async def _until_signal(server: Server, announce: Callable[[Server], None]) -> S
     def stop() -> None:
         (hurried if asked.is_set() else asked).set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+    def hear(_number: int, _frame: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and all is over
+            loop.call_soon_threadsafe(stop)
+
+    # Not the loop's own handlers: while it closes it puts the default action in their place, which kills.
+    for number in _SIGNALS:
+        signal.signal(number, hear)
     await server.start()
     # What was made until here lives as long as the server: no collection need look at it again.
     gc.collect()
