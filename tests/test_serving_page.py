@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import threading
 import time
+from importlib import resources
 
 import numpy as np
 import pytest
@@ -32,9 +33,46 @@ def server():
 
 def drawn(port, folder):
     """The page's DOM after a few of its polls."""
+    return dumped(f"http://127.0.0.1:{port}/", folder, 2500)
+
+
+def dumped(address, folder, after_ms):
     command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}"]
-    command += ["--virtual-time-budget=2500", "--dump-dom", f"http://127.0.0.1:{port}/"]
+    command += [f"--virtual-time-budget={after_ms}", "--dump-dom", address]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+SLOW = """
+// A server of 40 seconds' history, one batch of 10 rows in each, whose answers take 1.6 s.
+const from = Date.now() / 1000 | 0, live = {
+  model: "slow", version: "1", ready: true, received: 1, in_progress: 0, outcomes: {},
+  window: { count: 1, p50_ms: 1, p99_ms: null, p99_interval_ms: [1, null] },
+};
+const second = (time_s) => ({ time_s, answered: 1, others: 0, tokens: 1, p50_ms: 1, p99_ms: 1, queued: 0,
+  pending: 0, batches: { 10: 1 } });
+window.fetch = (address) => new Promise((answer) => setTimeout(() => {
+  const since = Number(address.split("=")[1]), times = Array.from({ length: 40 }, (_, i) => from - 40 + i);
+  const seconds = times.filter((time) => time > since).map(second);
+  answer({ status: 200, ok: true, json: async () => ({ ...live, time_s: from, seconds }) });
+}, 1600));
+"""
+LOCKED = """
+// As a browser's own, it throws where a header cannot be sent; nothing is let in.
+window.fetch = async (_, { headers }) => { new Headers(headers); return { status: 401 }; };
+addEventListener("DOMContentLoaded", () => setTimeout(() => {
+  document.getElementById("token").value = "пароль";
+  document.getElementById("ask").requestSubmit();
+  setTimeout(() => { document.title = `kept: ${sessionStorage.getItem("token")}`; }, 100);
+}, 100));
+"""
+
+
+def drawn_with(script, folder):
+    """The page's DOM after 6 s of its own time, in which `script` ran first and stands for the server."""
+    text = resources.files("mha_deploy.serving").joinpath("page.html").read_text(encoding="utf-8")
+    page = folder / "page.html"
+    page.write_text(text.replace("<head>", f"<head><meta charset=utf-8><script>{script}</script>", 1))
+    return dumped(page.as_uri(), folder / "profile", 6000)
 
 
 def shown(dom, name):
@@ -90,6 +128,24 @@ def test_the_page_asks_for_the_token(tmp_path):
         dom = drawn(running.port, tmp_path)
     assert shown(dom, "state") == "locked"
     assert re.search(r'<form class="card" id="ask">', dom)  # hidden until then
+
+
+@needs_chromium
+def test_a_server_slower_than_the_polls_has_each_second_drawn_once(tmp_path):
+    dom = drawn_with(SLOW, tmp_path)
+    (batches,) = re.findall(r'<span>10</span><div class="bar"><i [^>]*></i></div><span>(\d+)</span>', dom)
+    assert batches == "40"
+    line = re.search(r'id="rates".*?class="stroke" d="([^"]*)"', dom).group(1)
+    across = [float(x) for x in re.findall(r"[ML]([\d.]+) ", line)]
+    assert across == sorted(across)
+
+
+@needs_chromium
+def test_a_token_that_no_header_holds_is_a_wrong_one_and_is_not_kept(tmp_path):
+    dom = drawn_with(LOCKED, tmp_path)
+    assert shown(dom, "state") == "locked"
+    assert re.search(r'<form class="card" id="ask">', dom)
+    assert "<title>kept: null</title>" in dom
 
 
 def test_the_page_loads_nothing_from_elsewhere(server):
