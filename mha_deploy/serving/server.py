@@ -111,8 +111,9 @@ class Server:
                 backlog=512,
                 ssl_handshake_timeout=options.limits.header_s if context else None,
             )
-        except OSError as error:
-            raise InputError(f"cannot listen on {options.host}:{options.port}: {error.strerror}") from error
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "no name of a host is written so"
+            raise InputError(f"cannot listen on {options.host}:{options.port}: {reason}") from error
         self.port = self._listener.sockets[0].getsockname()[1]
         self._closing.append(front.close)
         if options.grpc_port:
