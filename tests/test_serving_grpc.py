@@ -155,3 +155,10 @@ def test_a_shape_that_is_empty_and_yet_too_large_is_refused(raw):
         call = channel.unary_unary(INFER)
         code, details = refusal(lambda: call(request.SerializeToString(), timeout=PATIENCE_S))
     assert (code, "no tensor can be as large" in details) == ("INVALID_ARGUMENT", True)
+
+
+def test_bodies_may_be_larger_than_grpc_can_count():
+    limits = Limits(body_bytes=1 << 32, bodies_bytes=1 << 33)
+    with channel_to(limits=limits) as (_, channel):
+        answer = channel.unary_unary(INFER)(message().SerializeToString(), timeout=PATIENCE_S)
+    assert pb.ModelInferResponse.FromString(answer).raw_output_contents[0] == X.tobytes()

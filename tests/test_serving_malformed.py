@@ -26,6 +26,7 @@ from serving import (
 )
 
 import mha_deploy
+from mha_deploy.errors import InputError
 from mha_deploy.serving import Limits
 
 # Small, so that what is beyond them is quickly made; the times are what a slow sender costs the test.
@@ -348,11 +349,27 @@ def test_an_idle_connection_is_closed():
 
 
 def test_bodies_in_progress_are_bounded_together():
-    limits = Limits(bodies_bytes=1000, body_s=5)
+    limits = Limits(body_bytes=1000, bodies_bytes=1000, body_s=5)
     with serving(fake_runner(), limits=limits) as running, Connection(running.port) as holder:
-        holder.send(http("POST", INFER, content_length="2000") + bytes(900))
+        holder.send(http("POST", INFER, content_length="1000") + bytes(900))
         held = b'mha_request_bytes_in_progress{model="small",version="1"} 900'
         until(lambda: held in get(running.port, "/metrics").body)
         reply = ask(running.port, infer_request(X, MASK))
         assert (reply.status, reply.headers["retry-after"]) == (503, "1")
         assert "at most 1000" in reply.json["error"]
+
+
+def test_a_body_that_needs_more_than_all_may_hold_is_not_told_to_come_again():
+    """What it unpacks to fits, and so does what was sent, but not both."""
+    packed = gzip.compress(BODY, 0)
+    limits = Limits(body_bytes=len(packed), bodies_bytes=len(packed) + 100)
+    with serving(fake_runner(), limits=limits) as running:
+        reply = ask(running.port, post(packed, content_encoding="gzip"))
+    assert (reply.status, reply.headers.get("retry-after")) == (413, None)
+    assert "this request would hold more than the" in reply.json["error"]
+
+
+def test_a_body_larger_than_all_may_hold_together_cannot_be_allowed():
+    Limits(body_bytes=512 << 20)
+    with pytest.raises(InputError, match=r"body_bytes = 1001; expected at most bodies_bytes = 1000, what"):
+        Limits(body_bytes=1001, bodies_bytes=1000)

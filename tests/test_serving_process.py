@@ -206,6 +206,11 @@ def test_a_token_from_a_file_guards_the_server(copied, tmp_path):
         (("--token-file", "none"), "cannot read the token file none"),
         (("--request-seconds", "inf"), "request_s = inf; expected a finite number above 0"),
         (("--request-seconds", "nan"), "request_s = nan; expected a finite number above 0"),
+        (
+            ("--max-body-bytes", (512 << 20) + 1),
+            "body_bytes = 536870913; expected at most bodies_bytes = 5368",
+        ),
+        (("--max-body-bytes", 1 << 31, "--grpc-port", 1), "body_bytes = 2147483648; expected at most"),
         (("--grace", "nan"), "a grace of nan s; expected 0 or more"),
         (("--host", "no.such.host.invalid"), "can be reached from other machines"),
         (("--host", "..", "--insecure"), "cannot listen on ..:0: no name of a host is written so"),

@@ -27,7 +27,7 @@ class BodyBudget:
     """Bytes that the bodies of all requests in progress hold together."""
 
     def __init__(self, limit: int) -> None:
-        self._limit, self.held = limit, 0
+        self.limit, self.held = limit, 0
         self._lock = threading.Lock()  # bodies are unpacked beside the event loop
 
     @contextmanager
@@ -42,9 +42,9 @@ class BodyBudget:
     def take(self, count: int) -> None:
         """Raises RequestError (503) where all requests together would hold too much."""
         with self._lock:
-            if self.held + count > self._limit:
+            if self.held + count > self.limit:
                 raise RequestError(
-                    f"requests in progress hold {self.held} bytes, at most {self._limit}; try again", 503
+                    f"requests in progress hold {self.held} bytes, at most {self.limit}; try again", 503
                 )
             self.held += count
 
@@ -54,6 +54,12 @@ class BodyShare:
         self._budget, self.held = budget, 0
 
     def take(self, count: int) -> None:
+        """Raises RequestError: 413 where this request alone would hold too much, else as the budget's."""
+        if self.held + count > self._budget.limit:
+            raise RequestError(
+                f"this request would hold more than the {self._budget.limit} bytes that there are for all",
+                413,
+            )
         self._budget.take(count)
         self.held += count
 

@@ -22,6 +22,8 @@ from mha_deploy.serving.rows import joined
 from mha_deploy.serving.security import Tls, authorized
 
 SERVICE = "inference.GRPCInferenceService"
+# A message's length and gRPC's limit of it are 32 bits with a sign.
+_MOST_BYTES = (1 << 31) - 1
 Method = Callable[[Any], Awaitable[Any]]
 
 
@@ -56,7 +58,7 @@ class GrpcFront:
         self._waiting: set[asyncio.Timeout] = set()
         self._closing = False
         options = [
-            ("grpc.max_receive_message_length", limits.body_bytes),
+            ("grpc.max_receive_message_length", min(limits.body_bytes, _MOST_BYTES)),
             ("grpc.max_send_message_length", -1),
             ("grpc.max_metadata_size", limits.header_bytes),
             ("grpc.so_reuseport", 0),  # or a second server would quietly share the port

@@ -22,7 +22,8 @@ class Limits:
     client waits for ever on a session that hangs.
 
     Raises:
-        InputError: a limit that is not a number above 0, such as nan or inf.
+        InputError: a limit that is not a number above 0, such as nan or inf; `body_bytes` above
+            `bodies_bytes`.
     """
 
     body_bytes: int = 64 * MIB
@@ -45,6 +46,11 @@ class Limits:
             value = getattr(self, limit.name)
             if not 0 < value < math.inf:
                 raise InputError(f"{limit.name} = {value}; expected a finite number above 0")
+        if self.body_bytes > self.bodies_bytes:
+            raise InputError(
+                f"body_bytes = {self.body_bytes}; expected at most bodies_bytes = {self.bodies_bytes}, what "
+                "the bodies of all requests hold together: a larger one could never be read"
+            )
 
 
 DEFAULT_LIMITS = Limits()
