@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from serving import Connection, ask, get, infer_request, until
+from serving import Connection, ask, fake_runner, get, infer_request, serving, until
 
 import mha_deploy
 from mha_deploy.manifest import Choice, choose
@@ -202,8 +202,12 @@ def test_a_token_from_a_file_guards_the_server(copied, tmp_path):
         (("--host", "::"), ":: can be reached from other machines"),
         (("--tls-cert", "cert.pem"), "TLS needs both a certificate and its key"),
         (("--tls-client-ca", "ca.pem"), "it needs --tls-cert and --tls-key"),
-        (("--tls-cert", "none.pem", "--tls-key", "none.pem"), "TLS files none.pem, none.pem: No such file"),
+        (("--tls-cert", "none.pem", "--tls-key", "none.pem"), "TLS file none.pem: No such file"),
         (("--token-file", "none"), "cannot read the token file none"),
+        (
+            ("--token-file", "/dev/zero"),
+            "the token file /dev/zero holds more than a token; expected at most 4096",
+        ),
         (("--request-seconds", "inf"), "request_s = inf; expected a finite number above 0"),
         (("--request-seconds", "nan"), "request_s = nan; expected a finite number above 0"),
         (
@@ -232,12 +236,25 @@ def test_a_port_in_use_is_told(cli, copied):
     assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
 
 
-@pytest.mark.parametrize("text", ["", "two words", "gr\u00fcn"])
-def test_a_token_that_cannot_be_one_is_refused(cli, copied, monkeypatch, text):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "holds no usable token; expected printable ASCII without spaces"),
+        ("two words", "holds no usable token"),
+        ("gr\u00fcn", "holds no usable token"),
+        ("a" * 4097, "holds more than a token; expected at most 4096 bytes"),
+    ],
+)
+def test_a_token_that_cannot_be_one_is_refused(cli, copied, monkeypatch, text, words):
     monkeypatch.setenv("MHA_DEPLOY_TOKEN", text)
     result = cli("serve", copied.folder, "--port", 0)
     assert result.exit_code == 2
-    assert "holds no usable token" in result.stderr
+    assert f"error: the variable MHA_DEPLOY_TOKEN {words}" in result.stderr
+
+
+def test_the_longest_token_that_is_taken_reaches_the_server():
+    with serving(fake_runner(), token="t" * 4096) as running:
+        assert get(running.port, "/v2", authorization="Bearer " + "t" * 4096).status == 200
 
 
 @pytest.mark.parametrize(

@@ -157,5 +157,10 @@ def test_with_a_client_authority_only_its_clients_come_in(certificates):
 
 
 def test_a_file_that_is_no_certificate_is_told(certificates):
-    with pytest.raises(InputError, match="TLS files"):
-        Tls(str(certificates / "server.key"), str(certificates / "server.key")).context()
+    cert, key = str(certificates / "server.pem"), str(certificates / "server.key")
+    with pytest.raises(InputError, match=f"TLS files {key}, {key}: "):
+        Tls(key, key).context()
+    with pytest.raises(InputError, match=f"TLS client CA {key}: "):
+        Tls(cert, key, key).context()
+    with pytest.raises(InputError, match=r"TLS file none\.pem: No such file"):
+        Tls(cert, key, "none.pem").context()

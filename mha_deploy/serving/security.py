@@ -13,6 +13,8 @@ from mha_deploy.errors import InputError
 
 TOKEN_VARIABLE = "MHA_DEPLOY_TOKEN"
 LOOPBACK = "127.0.0.1"
+# A longer token would be beyond what is taken of a header.
+_TOKEN_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +44,19 @@ class Tls:
         """
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        at_fault = ""
         try:
+            for file in filter(None, (self.cert, self.key, self.client_ca)):  # OpenSSL names none
+                at_fault = f"TLS file {file}"
+                Path(file).open("rb").close()
+            at_fault = f"TLS files {self.cert}, {self.key}"
             context.load_cert_chain(self.cert, self.key, password=_no_password)
             if self.client_ca:
+                at_fault = f"TLS client CA {self.client_ca}"
                 context.load_verify_locations(self.client_ca)
                 context.verify_mode = ssl.CERT_REQUIRED
         except OSError as error:  # ssl.SSLError is one
-            raise InputError(f"TLS files {self.cert}, {self.key}: {error.strerror or error}") from error
+            raise InputError(f"{at_fault}: {error.strerror or error}") from error
         return context
 
     def read(self) -> tuple[bytes, bytes, bytes]:
@@ -77,20 +85,25 @@ def read_token(file: str = "") -> str:
     Never from the command line, where other users of the machine could read it.
 
     Raises:
-        InputError: the file cannot be read, or the token is empty or cannot stand in a header.
+        InputError: the file cannot be read or holds more than 4 KiB, or the token is empty or cannot stand
+            in a header.
     """
     if file:
+        where = f"the token file {file}"
         try:
-            token = Path(file).read_text(encoding="utf-8").strip()
+            with Path(file).open("rb") as handle:
+                token = handle.read(_TOKEN_BYTES + 1).decode()
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read the token file {file}: {error}") from error
+            raise InputError(f"cannot read {where}: {error}") from error
     elif TOKEN_VARIABLE in os.environ:
-        token = os.environ[TOKEN_VARIABLE].strip()
+        where, token = f"the variable {TOKEN_VARIABLE}", os.environ[TOKEN_VARIABLE]
     else:
         return ""
+    if len(token) > _TOKEN_BYTES:
+        raise InputError(f"{where} holds more than a token; expected at most {_TOKEN_BYTES} bytes")
+    token = token.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        where = f"token file {file}" if file else TOKEN_VARIABLE
-        raise InputError(f"the {where} holds no usable token; expected printable ASCII without spaces")
+        raise InputError(f"{where} holds no usable token; expected printable ASCII without spaces")
     return token
 
 
