@@ -76,12 +76,17 @@ class GrpcFront:
         """
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
+            # gRPC would log lines of its own to stderr, and not say why.
+            tried = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port)
+            tried.close()
+            await tried.wait_closed()
             if tls:
                 bound = self._server.add_secure_port(address, self._credentials(tls))
             else:
                 bound = self._server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise InputError(f"cannot listen on {address} for gRPC: {error}") from error
+        except (OSError, RuntimeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "gRPC does not say why"
+            raise InputError(f"cannot listen on {address} for gRPC: {reason}") from error
         await self._server.start()
         return int(bound)
 
