@@ -162,3 +162,17 @@ def test_bodies_may_be_larger_than_grpc_can_count():
     with channel_to(limits=limits) as (_, channel):
         answer = channel.unary_unary(INFER)(message().SerializeToString(), timeout=PATIENCE_S)
     assert pb.ModelInferResponse.FromString(answer).raw_output_contents[0] == X.tobytes()
+
+
+@pytest.mark.parametrize("name", ["Load", "Unload"])
+def test_models_are_not_loaded_or_unloaded_and_the_client_is_told(name):
+    with channel_to() as (_, channel):
+        call = channel.unary_unary(f"/inference.GRPCInferenceService/RepositoryModel{name}")
+
+        def told(model):
+            request = getattr(pb, f"RepositoryModel{name}Request")(model_name=model)
+            return refusal(lambda: call(request.SerializeToString(), timeout=PATIENCE_S))
+
+        text = "models cannot be loaded or unloaded: this server serves the one it has"
+        assert told(MODEL) == ("PERMISSION_DENIED", text)
+        assert told("other")[0] == "NOT_FOUND"

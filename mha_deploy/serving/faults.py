@@ -29,9 +29,15 @@ class Outcome(StrEnum):
 
 
 # gRPC's own numbers (google.rpc.Code), so that this module needs no gRPC.
-CANCELLED, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND = 1, 3, 4, 5
+CANCELLED, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, PERMISSION_DENIED = 1, 3, 4, 5, 7
 RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE, UNAUTHENTICATED = 8, 13, 14, 16
-_GRPC = {401: UNAUTHENTICATED, 404: NOT_FOUND, 408: DEADLINE_EXCEEDED, 413: RESOURCE_EXHAUSTED}
+_GRPC = {
+    401: UNAUTHENTICATED,
+    403: PERMISSION_DENIED,
+    404: NOT_FOUND,
+    408: DEADLINE_EXCEEDED,
+    413: RESOURCE_EXHAUSTED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,11 @@ class Fault:
     outcome: Outcome
     message: str
     retry_after_s: int = 0
+
+
+def no_control() -> RequestError:
+    """What is said to who would load or unload a model."""
+    return RequestError("models cannot be loaded or unloaded: this server serves the one it has", 403)
 
 
 def fault_of(error: BaseException) -> Fault:

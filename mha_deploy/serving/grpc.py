@@ -14,7 +14,7 @@ from typing import Any
 
 from mha_deploy.errors import InputError, MissingError, RequestError, RunnerClosedError
 from mha_deploy.serving.body import BodyBudget, BodyShare
-from mha_deploy.serving.faults import fault_of
+from mha_deploy.serving.faults import fault_of, no_control
 from mha_deploy.serving.grpc_messages import decode, parse_message
 from mha_deploy.serving.model import VERSION, Model, server_metadata
 from mha_deploy.serving.protocol import OUTPUT
@@ -114,6 +114,8 @@ class GrpcFront:
             "ModelConfig": self._model_config,
             "ModelStatistics": self._model_statistics,
             "RepositoryIndex": self._repository_index,
+            "RepositoryModelLoad": self._no_control,
+            "RepositoryModelUnload": self._no_control,
         }
         handlers = {name: self._unary(name, self._plain(name, method)) for name, method in methods.items()}
         handlers["ModelInfer"] = self._unary("ModelInfer", self._infer)
@@ -275,6 +277,10 @@ class GrpcFront:
         state = "READY" if self._model.ready else "UNAVAILABLE"
         model = {"name": self._model.name, "version": VERSION, "state": state}
         return _filled(self._pb.RepositoryIndexResponse(), {"models": [model]})
+
+    async def _no_control(self, request: Any) -> Any:
+        self._model.check_name(request.model_name)
+        raise no_control()
 
 
 def _filled(message: Any, data: dict[str, Any]) -> Any:

@@ -23,7 +23,7 @@ from mha_deploy.runner import Answer
 from mha_deploy.serving import metrics
 from mha_deploy.serving.body import BodyBudget, BodyShare, read_body
 from mha_deploy.serving.connection import SERVER, Connection, error_response
-from mha_deploy.serving.faults import fault_of
+from mha_deploy.serving.faults import fault_of, no_control
 from mha_deploy.serving.model import VERSION, Model, phases_header, server_metadata
 from mha_deploy.serving.protocol import OUTPUT, InferRequest, Parser, json_text, parse_object
 from mha_deploy.serving.rows import Rows, joined
@@ -293,7 +293,7 @@ class HttpFront:
         return _json([{"name": self._model.name, "version": VERSION, "state": state}])
 
     async def _no_control(self, _request: BaseRequest) -> Response:
-        raise RequestError("models cannot be loaded or unloaded: this server serves the one it has", 403)
+        raise no_control()
 
 
 class _Answer(StreamResponse):
