@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -373,3 +374,38 @@ def test_a_body_larger_than_all_may_hold_together_cannot_be_allowed():
     Limits(body_bytes=512 << 20)
     with pytest.raises(InputError, match=r"body_bytes = 1001; expected at most bodies_bytes = 1000, what"):
         Limits(body_bytes=1001, bodies_bytes=1000)
+
+
+GARBAGE = b"GARBAGE\r\n\r\n"
+BEHIND = {
+    "nothing but garbage": ([GARBAGE], [400]),
+    "a request, then garbage": ([post() + GARBAGE], [200, 400]),
+    "two requests, then garbage": ([post() * 2 + GARBAGE], [200, 200, 400]),
+    "no body, then garbage": ([http("GET", "/v2") + GARBAGE], [200, 400]),
+    "chunks, then garbage": (
+        [chunked(b"%x\r\n%s\r\n" % (len(BODY), BODY), inference_header_content_length=HEAD) + GARBAGE],
+        [200, 400],
+    ),
+    "a request, then a wrong chunk": ([post() + chunked(b"zz\r\nabc\r\n")], [200, 400]),
+    "the rest of a body, then garbage": ([post()[:-100], post()[-100:] + GARBAGE], [200, 400]),
+    "garbage, then a request": ([GARBAGE + post()], [400]),
+    "more requests than are queued": ([post() * 100 + GARBAGE], [200] * 100 + [400]),
+    "as many in two parts": (
+        [post() * 50 + post()[:99], post()[99:] + post() * 49 + GARBAGE],
+        [200] * 100 + [400],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BEHIND)
+def test_what_is_wrong_behind_a_request_takes_nothing_from_it(server, what):
+    parts, expected = BEHIND[what]
+    before = server.stats.outcomes["answered"]
+    with Connection(server.port) as connection:
+        for part in parts:
+            connection.send(part)
+            time.sleep(0.05)
+        statuses = [reply.status for reply in iter(connection.reply, None)]
+    assert statuses == expected
+    if what != "no body, then garbage":
+        assert server.stats.outcomes["answered"] - before == expected.count(200)

@@ -4,10 +4,12 @@ every error as JSON."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from typing import Any, cast
 
 from aiohttp import StreamReader
+from aiohttp.http import HttpRequestParser
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web import Response, Server
 from aiohttp.web_protocol import RequestHandler, RequestPayloadError
@@ -15,6 +17,7 @@ from aiohttp.web_request import BaseRequest
 
 from mha_deploy.serving.limits import Limits
 
+_HEADERS, _LINE = 64, 8190
 SERVER = "mha-deploy"  # aiohttp would tell its version and Python's
 _REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
 
@@ -39,10 +42,23 @@ class Connection(RequestHandler):
             keepalive_timeout=limits.idle_s,
             lingering_time=1.0,
             auto_decompress=False,
-            max_headers=64,
-            max_line_size=8190,
-            max_field_size=8190,
+            max_headers=_HEADERS,
+            max_line_size=_LINE,
+            max_field_size=_LINE,
         )
+        # One that stops behind each message: what is wrong behind one takes nothing from it.
+        with contextlib.suppress(AttributeError, TypeError):  # an aiohttp whose parser cannot
+            self._parser = HttpRequestParser(
+                self,
+                loop,
+                self._read_bufsize,
+                max_line_size=_LINE,
+                max_headers=_HEADERS,
+                max_field_size=_LINE,
+                payload_exception=RequestPayloadError,
+                auto_decompress=False,
+                max_msg_queue_size=1,
+            )
         self._limits, self._head_bytes = limits, 0
         self._body: StreamReader | None = None
         self._head_timer: asyncio.TimerHandle | None = None
@@ -99,6 +115,13 @@ class Connection(RequestHandler):
             self._write_timer = None
 
     def data_received(self, data: bytes) -> None:
+        # Message by message, as the parser stops behind each; aiohttp goes on where its queue was full.
+        most = getattr(self, "_max_msg_queue_size", 0)
+        while self._parsed(data) and len(self._messages) < most:
+            data = b""
+
+    def _parsed(self, data: bytes) -> bool:
+        """Take up to the end of one message; whether one began or ended, so that there may be more."""
         in_body = self._body is not None and not self._body.is_eof()
         known = len(self._messages)
         super().data_received(data)
@@ -109,8 +132,10 @@ class Connection(RequestHandler):
                 # The parser gave up within a body; whoever reads that would wait for its rest.
                 self._body.set_exception(RequestPayloadError("the body is framed wrongly"))
             self._body = payload if isinstance(payload, StreamReader) else None
-        elif data and not in_body and not known and not self._request_in_progress:
+            return not hasattr(message, "exc")
+        if data and not in_body and not known and not self._request_in_progress:
             self._head_grew(len(data))
+        return in_body and self._body is not None and self._body.is_eof()
 
     def _waits(self) -> bool:
         """Whether no request is being handled, so that what arrives is the next one's head."""
