@@ -18,8 +18,8 @@ from mha_deploy.load import (
     run_load,
     server_target,
 )
-from mha_deploy.load.client import address
 from mha_deploy.load.inputs import Inputs
+from mha_deploy.load.server import address
 
 
 @pytest.fixture(scope="module")

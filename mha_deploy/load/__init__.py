@@ -8,6 +8,7 @@ inputs.py      the tensors that requests carry
 encoding.py    requests in bytes
 target.py      where requests go
 client.py      a server, over raw connections
+server.py      a server by its URL, and what it says of itself
 in_process.py  a runner in this process
 alarm.py       a timer in microseconds
 drive.py       sends a plan
@@ -20,7 +21,7 @@ picture.py     latency by percentile, drawn
 
 from mha_deploy.load.arrivals import Arrivals
 from mha_deploy.load.check import Checker, CheckReport, ReferenceChecker
-from mha_deploy.load.client import HttpTarget, server_target
+from mha_deploy.load.client import HttpTarget
 from mha_deploy.load.in_process import RunnerTarget
 from mha_deploy.load.lengths import Lengths, parse_lengths
 from mha_deploy.load.picture import draw_percentiles
@@ -29,6 +30,7 @@ from mha_deploy.load.records import Outcome, Records
 from mha_deploy.load.report import LoadReport, Spread
 from mha_deploy.load.run import LoadOptions, run_load
 from mha_deploy.load.search import SearchReport, find_rate
+from mha_deploy.load.server import server_target
 
 __all__ = [
     "Arrivals",

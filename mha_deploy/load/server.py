@@ -1,0 +1,98 @@
+"""A server by its URL: who it is, and what it says of itself before it is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+from mha_deploy.errors import InputError
+from mha_deploy.load.client import CONNECT_S, HttpTarget, text_of
+from mha_deploy.load.encoding import BinaryEncoding
+from mha_deploy.load.inputs import Inputs
+from mha_deploy.serving.security import is_loopback
+from mha_deploy.serving.wire import clip
+
+
+def address(url: str, *, allow_remote: bool = False) -> tuple[str, int]:
+    """Host and port of a server's URL.
+
+    Raises:
+        InputError: it is no http URL, or names another machine than this without `allow_remote`.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or 80
+    except ValueError as error:
+        raise InputError(f"{url!r}: {error}; expected http://HOST:PORT") from error
+    if parts.scheme != "http" or not host or parts.path.strip("/") or parts.username:
+        raise InputError(f"{url!r}; expected http://HOST:PORT, without a path")
+    if not (allow_remote or is_loopback(host)):
+        raise InputError(
+            f"{host} is another machine, and a load test can bring it down; --allow-remote if it is yours"
+        )
+    return host, port
+
+
+async def fetch(host: str, port: int, method: str, path: str, token: str = "") -> Any:
+    """The JSON that one request gets.
+
+    Raises:
+        InputError: no server there, another status than 200, or no JSON.
+    """
+    credentials = f"Authorization: Bearer {token}\r\n" if token else ""
+    head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{credentials}Content-Length: 0\r\n"
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(f"{head}Connection: close\r\n\r\n".encode("latin-1"))
+            answer = await reader.read()
+            writer.close()
+    except OSError as error:
+        raise InputError(f"no server answers at {host}:{port}: {error.strerror or error}") from error
+    head_text, _, body = answer.partition(b"\r\n\r\n")
+    status = head_text.decode("latin-1").partition("\r\n")[0]
+    if " 200 " not in f"{status} ":
+        raise InputError(f"{method} {path} at {host}:{port} gave {clip(status)} {clip(text_of(body))}")
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise InputError(f"{method} {path} at {host}:{port} gave no JSON: {clip(text_of(body))}") from error
+
+
+def server_target(
+    url: str,
+    longest: int,
+    *,
+    model: str = "",
+    timeout_us: int = 0,
+    token: str = "",
+    allow_remote: bool = False,
+    seed: int = 0,
+) -> HttpTarget:
+    """A server of the Open Inference Protocol, for requests of lengths up to `longest`.
+
+    Without `model`, the only one that it has. Call it outside of an event loop.
+
+    Raises:
+        InputError: no such server or model, or one whose inputs are not those of attention.
+    """
+    host, port = address(url, allow_remote=allow_remote)
+    model, metadata = asyncio.run(_described(host, port, model, token))
+    encoding = BinaryEncoding(model, timeout_us=timeout_us, token=token)
+    inputs = Inputs.for_metadata(metadata, longest, seed)
+    return HttpTarget(f"{model} at {url}", host, port, encoding, inputs)
+
+
+async def _described(host: str, port: int, model: str, token: str) -> tuple[str, Any]:
+    """The model's name and metadata."""
+    if not model:
+        index = await fetch(host, port, "POST", "/v2/repository/index", token)
+        names = [each.get("name", "") for each in index if isinstance(each, dict)]
+        if len(names) != 1:
+            raise InputError(
+                f"{host}:{port} has models {', '.join(names) or 'none'}; choose one with --model"
+            )
+        model = names[0]
+    return model, await fetch(host, port, "GET", f"/v2/models/{model}", token)
