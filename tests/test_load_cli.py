@@ -98,3 +98,12 @@ def test_the_command_refuses_what_makes_no_run(cli, small_bundle, arguments, mes
     done = cli("load", small_bundle.folder, "--workers", 1, "--threads", 1, *arguments)
     assert done.exit_code == 2
     assert message in done.stderr
+
+
+def test_a_server_without_its_scheme_is_told_to_have_one(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = cli("load", "127.0.0.1:18100", "--rate", 1)
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert "there is no folder 127.0.0.1:18100; for a server, write http://127.0.0.1:18100" in done.stderr
+    (tmp_path / "block:1").mkdir()
+    assert "http://" not in cli("load", "block:1", "--rate", 1).stderr

@@ -96,8 +96,14 @@ def test_a_body_that_is_no_answer_fails_the_check(port):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("https://127.0.0.1:1", "expected http://HOST:PORT"),
-        ("http://127.0.0.1:1/v2", "expected http://HOST:PORT, without a path"),
+        ("https://127.0.0.1:1", "load does not speak TLS; expected http://HOST:PORT"),
+        ("http://127.0.0.1:1/v2", "expected http://HOST:PORT, without a path or a query"),
+        ("http://127.0.0.1:1?model=a", "expected http://HOST:PORT, without a path or a query"),
+        ("http://127.0.0.1:1/#a", "expected http://HOST:PORT, without a path or a query"),
+        ("http://:secret@127.0.0.1:1", "expected http://HOST:PORT"),
+        ("http://127.0.0.1:0", "expected http://HOST:PORT"),
+        ("http://a..b", "label empty or too long.*; expected http://HOST:PORT"),
+        (f"http://{'a' * 64}:80", "label .*too long.*; expected http://HOST:PORT"),
         ("http://127.0.0.1:99999", "expected http://HOST:PORT"),
         ("http://192.0.2.7:80", "192.0.2.7 is another machine, .* --allow-remote if it is yours"),
         ("http://:80", "expected http://HOST:PORT"),
@@ -111,6 +117,7 @@ def test_urls_that_are_no_servers_of_this_machine_are_refused(url, message):
 def test_another_machine_is_allowed_when_it_is_asked_for():
     assert address("http://192.0.2.7", allow_remote=True) == ("192.0.2.7", 80)
     assert address("http://[::1]:8000") == ("::1", 8000)
+    assert address("http://b\u00fccher.example:81", allow_remote=True) == ("xn--bcher-kva.example", 81)
 
 
 def test_a_server_or_model_that_is_not_there_is_told(port):

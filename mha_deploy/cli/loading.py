@@ -163,6 +163,7 @@ def _target(
     """The server at a URL or a runner over a folder, and what runs a plan against it."""
     from mha_deploy.bundle import Bundle
     from mha_deploy.load import Checker, LoadOptions, ReferenceChecker, RunnerTarget, run_load, server_target
+    from mha_deploy.load.server import check_folder
     from mha_deploy.serving import read_token
 
     driving = LoadOptions(
@@ -174,6 +175,8 @@ def _target(
     )
     timeout_s = (options["timeout_ms"] or float("inf")) / 1e3
     remote, checker, artifact = "://" in name, Checker(), options["artifact"]
+    if not remote:
+        check_folder(name)
     home = options["bundle"] if remote else Path(name)
     bundle = Bundle.load(home) if home else None
     if bundle and options["sample"]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,25 +16,44 @@ from mha_deploy.load.inputs import Inputs
 from mha_deploy.serving.security import is_loopback
 from mha_deploy.serving.wire import clip
 
+_FORM = "http://HOST:PORT"
+_SERVER = re.compile(r"[^/\s]+:\d+/?")
+
 
 def address(url: str, *, allow_remote: bool = False) -> tuple[str, int]:
-    """Host and port of a server's URL.
+    """Host (as IDNA writes it) and port of a server's URL.
 
     Raises:
         InputError: it is no http URL, or names another machine than this without `allow_remote`.
     """
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port or 80
+        # What the system's resolver would refuse with a UnicodeError.
+        host = (parts.hostname or "").encode("idna").decode("ascii")
+        port = 80 if parts.port is None else parts.port
     except ValueError as error:
-        raise InputError(f"{url!r}: {error}; expected http://HOST:PORT") from error
-    if parts.scheme != "http" or not host or parts.path.strip("/") or parts.username:
-        raise InputError(f"{url!r}; expected http://HOST:PORT, without a path")
+        raise InputError(f"{url!r}: {error}; expected {_FORM}") from error
+    if parts.scheme == "https":
+        raise InputError(f"{url!r}: load does not speak TLS; expected {_FORM}, a server without --tls-cert")
+    if parts.scheme != "http" or not host or not port or "@" in parts.netloc:
+        raise InputError(f"{url!r}; expected {_FORM}")
+    if parts.path.strip("/") or "?" in url or "#" in url:
+        raise InputError(f"{url!r}; expected {_FORM}, without a path or a query")
     if not (allow_remote or is_loopback(host)):
         raise InputError(
             f"{host} is another machine, and a load test can bring it down; --allow-remote if it is yours"
         )
     return host, port
+
+
+def check_folder(name: str) -> None:
+    """Tell who forgot a server's scheme, where there is no folder that the name could mean.
+
+    Raises:
+        InputError: `name` is no folder, and reads as HOST:PORT.
+    """
+    if _SERVER.fullmatch(name) and not Path(name).exists():
+        raise InputError(f"there is no folder {name}; for a server, write http://{name}")
 
 
 async def fetch(host: str, port: int, method: str, path: str, token: str = "") -> Any:
