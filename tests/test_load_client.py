@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
+from conftest import small_spec
 from loading import LENGTHS, QUICK, listening, others, poisson, run
 from serving import bundle_runner, fake_runner, serving
 
@@ -18,6 +19,7 @@ from mha_deploy.load import (
     run_load,
     server_target,
 )
+from mha_deploy.load.encoding import BinaryEncoding
 from mha_deploy.load.inputs import Inputs
 from mha_deploy.load.server import address
 
@@ -61,6 +63,27 @@ def test_a_token_is_sent_to_the_server(small_bundle):
         assert others(run(running.port, poisson(5), token="secret")) == {"answered": 5}
         with pytest.raises(InputError, match=r"401 .*this server wants a token"):
             run(running.port, poisson(5))
+
+
+@pytest.mark.parametrize("name", ["my block \u00e9", "\u6a21\u578b", "a/b?c#d%41"])
+@pytest.mark.parametrize("named", [False, True])
+def test_a_model_is_loaded_whatever_its_name(name, named):
+    with serving(fake_runner(spec=small_spec(name=name))) as running:
+        report = run(running.port, poisson(5), model=name if named else "")
+    assert others(report) == {"answered": 5}
+    assert report.target.startswith(f"{name} at ")
+
+
+@pytest.mark.parametrize("name", ["a\r\nX: y", "a HTTP/1.1\r\n\r\n", "\udcff", "\u6a21\u578b"])
+def test_no_name_of_a_model_reaches_beyond_the_path(port, name):
+    with pytest.raises(InputError, match=r"404 Not Found' .*no model"):
+        server_target(f"http://127.0.0.1:{port}", 8, model=name)
+    (head, *_) = BinaryEncoding(name).request("h", Inputs.of((), 1).feeds(1, 0))
+    assert head.split(b"\r\n")[0].count(b" ") == 2
+    assert [line.split(b":")[0] for line in head.split(b"\r\n")[1:3]] == [
+        b"Host",
+        b"inference-header-content-length",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import quote
 
 import numpy as np
 
@@ -24,6 +25,12 @@ class Reply:
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+
+def model_path(model: str) -> str:
+    """The model's path on a server; no name reaches beyond its place in it."""
+    # A name from the command line may hold what is no Unicode, which then is a name that no server has.
+    return f"/v2/models/{quote(model, safe='', errors='surrogatepass')}"
 
 
 class Encoding(ABC):
@@ -57,7 +64,7 @@ class BinaryEncoding(Encoding):
     """JSON, then the tensors' bytes. `timeout_us` is the request's deadline; 0 is none."""
 
     def __init__(self, model: str, *, timeout_us: int = 0, token: str = "") -> None:
-        self.path = f"/v2/models/{model}/infer"
+        self.path = f"{model_path(model)}/infer"
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
         timeout = {"timeout": timeout_us} if timeout_us else {}
         self._parameters = {"binary_data_output": True, **timeout}

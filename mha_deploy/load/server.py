@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from mha_deploy.errors import InputError
 from mha_deploy.load.client import CONNECT_S, HttpTarget, text_of
-from mha_deploy.load.encoding import BinaryEncoding
+from mha_deploy.load.encoding import BinaryEncoding, model_path
 from mha_deploy.load.inputs import Inputs
 from mha_deploy.serving.security import is_loopback
 from mha_deploy.serving.wire import clip
@@ -116,4 +116,4 @@ async def _described(host: str, port: int, model: str, token: str) -> tuple[str,
                 f"{host}:{port} has models {', '.join(names) or 'none'}; choose one with --model"
             )
         model = names[0]
-    return model, await fetch(host, port, "GET", f"/v2/models/{model}", token)
+    return model, await fetch(host, port, "GET", model_path(model), token)
