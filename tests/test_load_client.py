@@ -13,13 +13,15 @@ from mha_deploy.errors import InputError
 from mha_deploy.load import (
     Arrivals,
     LoadOptions,
+    client,
     closed_plan,
     open_plan,
     parse_lengths,
     run_load,
+    server,
     server_target,
 )
-from mha_deploy.load.encoding import BinaryEncoding
+from mha_deploy.load.encoding import HEAD_LENGTH, BinaryEncoding, Reply
 from mha_deploy.load.inputs import Inputs
 from mha_deploy.load.server import address
 
@@ -114,6 +116,9 @@ def test_a_body_that_is_no_answer_fails_the_check(port):
     assert others(report) == {"answered": 1}
     assert (report.check.failed, report.passed) == (1, False)
     assert "an answer that cannot be read" in report.check.first_failure
+    deep = b"[" * 100_000
+    with pytest.raises(InputError, match="an answer that cannot be read"):
+        target.decode(Reply(200, {HEAD_LENGTH: str(len(deep))}, deep))
 
 
 @pytest.mark.parametrize(
@@ -150,6 +155,31 @@ def test_a_server_or_model_that_is_not_there_is_told(port):
         server_target(f"http://127.0.0.1:{unused}", 8)
     with pytest.raises(InputError, match=r"404 .*no model"):
         server_target(f"http://127.0.0.1:{port}", 8, model="other")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"null", "gives None for its list of models; name the model with --model"),
+        (b'{"name": "a"}', "gives .* for its list of models; name the model with --model"),
+        (b'[null, {"name": 7}, {"name": [1]}, {"name": ""}, {}]', "has models none; choose one with --model"),
+        (b"[" * 100_000, "gave no JSON"),
+    ],
+)
+def test_an_index_that_lists_no_model_is_told(body, message):
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with listening(head + body) as other, pytest.raises(InputError, match=message):
+        server_target(f"http://127.0.0.1:{other}", 8)
+
+
+def test_a_server_that_takes_its_time_is_told_with_the_time_that_it_had(monkeypatch):
+    for module in (client, server):
+        monkeypatch.setattr(module, "CONNECT_S", 0.05)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(InputError, match=r"no server answers at 127.0.0.1:\d+: no answer within 0.05 s"),
+    ):
+        server_target(f"http://127.0.0.1:{silent.getsockname()[1]}", 8)
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ class HttpTarget(Target):
             while len(self.idle) < _OPENED_BEFORE:
                 self.idle.append(await self._connected())
         except OSError as error:
-            raise InputError(f"cannot connect to {host}: {error.strerror or error}") from error
+            raise InputError(f"cannot connect to {host}: {reason_of(error)}") from error
 
     async def _connected(self) -> Connection:
         async with asyncio.timeout(CONNECT_S):
@@ -136,7 +136,7 @@ class HttpTarget(Target):
         try:
             connection = await self._connected()
         except OSError as error:
-            note = f"no connection: {error.strerror or type(error).__name__}"
+            note = f"no connection: {reason_of(error)}"
             done(index, Outcome.DISCONNECTED, time.monotonic(), b"", note)
             return
         connection.ask(index, pieces, done)
@@ -160,3 +160,8 @@ class HttpTarget(Target):
 
 def text_of(body: bytes) -> str:
     return body[:200].decode("utf-8", "replace")
+
+
+def reason_of(error: OSError) -> str:
+    """Why there was no connection or answer; a time of ours that ran out has no words of its own."""
+    return error.strerror or str(error) or f"no answer within {CONNECT_S:g} s"

@@ -89,5 +89,5 @@ class BinaryEncoding(Encoding):
             output = json.loads(reply.body[:length])["outputs"][0]
             raw = np.frombuffer(reply.body, np.uint8, offset=length)
             return from_bytes(output["name"], output["datatype"], tuple(output["shape"]), raw)
-        except (ValueError, LookupError, TypeError, RequestError) as error:
+        except (ValueError, LookupError, TypeError, RecursionError, RequestError) as error:
             raise InputError(f"an answer that cannot be read: {clip(str(error))}") from error

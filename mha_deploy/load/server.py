@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mha_deploy.errors import InputError
-from mha_deploy.load.client import CONNECT_S, HttpTarget, text_of
+from mha_deploy.load.client import CONNECT_S, HttpTarget, reason_of, text_of
 from mha_deploy.load.encoding import BinaryEncoding, model_path
 from mha_deploy.load.inputs import Inputs
 from mha_deploy.serving.security import is_loopback
@@ -67,18 +68,18 @@ async def fetch(host: str, port: int, method: str, path: str, token: str = "") -
     try:
         async with asyncio.timeout(CONNECT_S):
             reader, writer = await asyncio.open_connection(host, port)
-            writer.write(f"{head}Connection: close\r\n\r\n".encode("latin-1"))
-            answer = await reader.read()
-            writer.close()
+            with contextlib.closing(writer):
+                writer.write(f"{head}Connection: close\r\n\r\n".encode("latin-1"))
+                answer = await reader.read()
     except OSError as error:
-        raise InputError(f"no server answers at {host}:{port}: {error.strerror or error}") from error
+        raise InputError(f"no server answers at {host}:{port}: {reason_of(error)}") from error
     head_text, _, body = answer.partition(b"\r\n\r\n")
     status = head_text.decode("latin-1").partition("\r\n")[0]
     if " 200 " not in f"{status} ":
         raise InputError(f"{method} {path} at {host}:{port} gave {clip(status)} {clip(text_of(body))}")
     try:
         return json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{method} {path} at {host}:{port} gave no JSON: {clip(text_of(body))}") from error
 
 
@@ -110,7 +111,12 @@ async def _described(host: str, port: int, model: str, token: str) -> tuple[str,
     """The model's name and metadata."""
     if not model:
         index = await fetch(host, port, "POST", "/v2/repository/index", token)
-        names = [each.get("name", "") for each in index if isinstance(each, dict)]
+        if not isinstance(index, list):
+            raise InputError(
+                f"{host}:{port} gives {clip(index)} for its list of models; name the model with --model"
+            )
+        named = [each.get("name") for each in index if isinstance(each, dict)]
+        names = [name for name in named if isinstance(name, str) and name]
         if len(names) != 1:
             raise InputError(
                 f"{host}:{port} has models {', '.join(names) or 'none'}; choose one with --model"
