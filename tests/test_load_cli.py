@@ -91,6 +91,7 @@ def test_a_search_is_printed_as_a_table(small_bundle, capsys):
         (("--rate", 1, "--concurrency", 2), "load was given 2 of"),
         (("--p99-ms", 5, "--picture", "p.png"), "--picture draws one run"),
         (("--rate", 1, "--lengths", "zipf:3"), "lengths 'zipf:3'"),
+        (("--rate", 1e308, "--seconds", 1e308), "requests; expected at least 1 and at most"),
         (("--rate", 1, "--lengths", "fixed:900"), "length 900; this block takes seq up to 64"),
     ],
 )
@@ -98,6 +99,28 @@ def test_the_command_refuses_what_makes_no_run(cli, small_bundle, arguments, mes
     done = cli("load", small_bundle.folder, "--workers", 1, "--threads", 1, *arguments)
     assert done.exit_code == 2
     assert message in done.stderr
+
+
+@pytest.mark.parametrize("value", ["inf", "nan"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("load", "--rate"),
+        ("load", "--p99-ms"),
+        *(("load", "--rate", 1, name) for name in ("--seconds", "--timeout-ms", "--drain", "--burst-shape")),
+        ("load", "--p99-ms", 1, "--tolerance"),
+        ("bench", "--seconds"),
+        ("optimize", "--seconds"),
+    ],
+)
+def test_a_number_that_is_not_finite_is_refused_by_every_option(cli, small_bundle, arguments, value):
+    command, *options = arguments
+    done = cli(command, small_bundle.folder, *options, value)
+    assert done.exit_code == 2
+    if (options[-1], value) == ("--burst-shape", "inf"):
+        assert "inf is not in the range 0<x<=1" in done.stderr
+        return
+    assert done.stderr == f"error: {options[-1]} {value}; expected a finite number\n"
 
 
 def test_a_server_without_its_scheme_is_told_to_have_one(cli, tmp_path, monkeypatch):

@@ -82,6 +82,15 @@ def test_lengths_from_a_file_keep_their_shares(tmp_path):
         "lognormal:27:2",
         "lognormal:1:2:160",
         "lognormal:27:2:160:0",
+        "lognormal:27:2:160:1e200",
+        "lognormal:27:2:160:1e-200",
+        "lognormal:27:2:160:nan",
+        "lognormal:27:2:inf",
+        "lognormal:nan:2:160",
+        "fixed:inf",
+        "fixed:nan",
+        "fixed:1e300",
+        "uniform:1:1e9",
         "zipf:3",
     ],
 )
@@ -93,6 +102,14 @@ def test_lengths_of_another_form_are_refused(text):
 def test_a_lengths_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(InputError, match="cannot read the lengths"):
         parse_lengths(f"file:{tmp_path}/none")
+
+
+@pytest.mark.parametrize("line", ["inf", "nan", "1e300"])
+def test_a_length_in_a_file_that_is_no_length_is_refused(tmp_path, line):
+    path = tmp_path / "lengths.txt"
+    path.write_text(f"5\n{line}\n")
+    with pytest.raises(InputError, match="lengths being whole and from 1 to 1048576"):
+        parse_lengths(f"file:{path}")
 
 
 def test_the_same_seed_gives_the_same_plan_and_another_seed_another():
@@ -117,6 +134,14 @@ def test_a_plan_without_requests_is_refused():
         closed_plan(0, TEN, 5)
 
 
+def test_a_plan_of_too_many_requests_or_of_more_than_a_year_is_refused():
+    with pytest.raises(InputError, match="requests; expected at least 1 and at most 100000000"):
+        open_plan(Arrivals("poisson", 10.0), TEN, 10**30)
+    for arrivals in (Arrivals("constant", 1e-320), Arrivals("burst", 1e-200, 1e-200)):
+        with pytest.raises(InputError, match=r"the last request is due after .* s; at most a year may be"):
+            open_plan(arrivals, TEN, 2)
+
+
 def test_a_trace_is_replayed_in_the_order_of_its_times(tmp_path):
     path = tmp_path / "trace.jsonl"
     path.write_text('{"at_s": 0.5, "length": 7}\n\n{"at_s": 0, "length": 3}\n')
@@ -137,6 +162,10 @@ def test_a_trace_is_replayed_in_the_order_of_its_times(tmp_path):
         '{"at_s": 1, "length": 7.5}',
         '{"at_s": 1, "length": 0}',
         '{"at_s": "1", "length": 7}',
+        '{"at_s": 1, "length": 99999999999999999999}',
+        '{"at_s": 1e300, "length": 7}',
+        f'{{"at_s": 1{"0" * 400}, "length": 7}}',
+        "[" * 100_000,
     ],
 )
 def test_a_trace_line_that_is_not_one_is_named(tmp_path, line):

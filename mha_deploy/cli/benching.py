@@ -12,6 +12,7 @@ import click
 from mha_deploy.cli.shared import (
     FOLDER,
     OUT,
+    FiniteRange,
     artifact_option,
     console,
     json_option,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("bundle", type=FOLDER, required=False)
 @click.option("--grid", "grids", multiple=True, metavar="DIM=N,N", help="Sizes of a dim, as batch=1,8.")
-@click.option("--seconds", type=click.FloatRange(min=0.01), default=2.0, show_default=True, help="Per size.")
+@click.option("--seconds", type=FiniteRange(min=0.01), default=2.0, show_default=True, help="Per size.")
 @click.option(
     "--rounds", type=click.IntRange(min=8), help="Rounds to spread them over.  [default: 8; --compare: 20]"
 )

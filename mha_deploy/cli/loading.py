@@ -14,6 +14,8 @@ import click
 from mha_deploy.cli.shared import (
     FOLDER,
     OUT,
+    POSITIVE,
+    FiniteRange,
     artifact_option,
     console,
     json_option,
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from mha_deploy.runner import BatchRunner
 
 _LEAST = 460  # a p99 takes 459 samples
-POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
 @click.command()
@@ -41,7 +42,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--arrivals", type=click.Choice(["poisson", "constant", "burst"]), default="poisson", show_default=True
 )
-@click.option("--burst-shape", type=click.FloatRange(0, 1, min_open=True), default=0.25, show_default=True)
+@click.option("--burst-shape", type=FiniteRange(0, 1, min_open=True), default=0.25, show_default=True)
 @click.option("--trace", type=FOLDER, help='Open loop, from JSON lines {"at_s": 0.25, "length": 31}.')
 @click.option("--concurrency", type=click.IntRange(min=1), help="Closed loop: requests at a time.")
 @click.option("--p99-ms", type=POSITIVE, help="Find the highest rate whose p99 is at most this.")
@@ -150,7 +151,7 @@ def _plan(options: dict[str, Any]) -> Plan:
     lengths, rate, seed = parse_lengths(options["lengths"]), options["rate"], options["seed"]
     if options["concurrency"]:
         return closed_plan(options["concurrency"], lengths, options["requests"] or 2000, seed)
-    count = options["requests"] or max(1, round(rate * options["seconds"]))
+    count = options["requests"] or max(1, round(min(rate * options["seconds"], 1e18)))
     if options["p99_ms"]:
         count = max(count, _LEAST)
     return open_plan(Arrivals(options["arrivals"], rate, options["burst_shape"]), lengths, count, seed)

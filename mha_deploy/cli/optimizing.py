@@ -11,6 +11,7 @@ import click
 from mha_deploy.cli.keeping import keep_fp32_names, keep_fp32_option
 from mha_deploy.cli.shared import (
     FOLDER,
+    POSITIVE,
     SHARE,
     console,
     json_option,
@@ -32,7 +33,7 @@ UNPLACED = {"device": "cpu", "threads": 0, "fallback": None, "cuda_graphs": Fals
 @click.option("--grid", multiple=True, metavar="DIM=SIZES", help="Sizes to be fast at, as seq=16,128.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     help="Measured at each size, all candidates together.  [default: 3]",
 )
 @click.option("--portable", is_flag=True, help="Make the opset 20 form, without an Attention operator.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -33,6 +34,19 @@ class OutPath(click.Path):
 
 
 OUT = OutPath()
+
+
+class FiniteRange(click.FloatRange):
+    """A number in a range, without nan and inf, which click lets pass."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            raise InputError(f"{param.opts[0] if param else self.name} {value}; expected a finite number")
+        return number
+
+
+POSITIVE = FiniteRange(min=0, min_open=True)
 
 
 class Share(click.ParamType[float]):

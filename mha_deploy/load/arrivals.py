@@ -10,8 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from mha_deploy.errors import InputError
+from mha_deploy.load.lengths import LONGEST
 from mha_deploy.signature import Array
 
+# What is due after a year, or is longer than this, is a mistake: the numbers stay far from their types' ends.
+LATEST_S = 365 * 86400.0
 KINDS = ("poisson", "constant", "burst")
 
 
@@ -40,10 +43,11 @@ class Arrivals:
 
     def times_s(self, count: int, random: np.random.Generator) -> Array:
         """`count` intended send times in seconds from the start, ascending."""
-        if self.kind == "constant":
-            return np.arange(count) / self.rate_per_s
         shape = self.burst_shape if self.kind == "burst" else 1.0
-        return np.cumsum(random.gamma(shape, 1 / (shape * self.rate_per_s), count))
+        with np.errstate(all="ignore"):  # a rate near 0 has times beyond any number
+            if self.kind == "constant":
+                return np.arange(count) / self.rate_per_s
+            return np.cumsum(random.gamma(shape, 1 / shape / self.rate_per_s, count))
 
     def __str__(self) -> str:
         shape = f" (shape {self.burst_shape:g})" if self.kind == "burst" else ""
@@ -71,12 +75,12 @@ def _entry(path: Path, number: int, line: str) -> tuple[float, int]:
     try:
         entry = json.loads(line)
         at_s, length = entry["at_s"], entry["length"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         at_s, length = None, None
-    fits = isinstance(at_s, int | float) and not isinstance(at_s, bool) and 0 <= at_s < math.inf
-    if not fits or type(length) is not int or length < 1:
+    fits = isinstance(at_s, int | float) and not isinstance(at_s, bool) and 0 <= at_s <= LATEST_S
+    if not fits or type(length) is not int or not 1 <= length <= LONGEST:
         raise InputError(
             f'{path}, line {number}: {line.strip()[:80]!r}; expected {{"at_s": 0.25, "length": 31}}, '
-            "seconds from the start and a whole number of at least 1"
+            f"seconds from the start and a whole number from 1 to {LONGEST}"
         )
     return float(at_s), length

@@ -13,6 +13,9 @@ from mha_deploy.signature import Array
 
 FORMS = "fixed:N, uniform:LOW:HIGH, lognormal:MEAN:LOW:HIGH[:SIGMA], file:PATH"
 DEFAULT_SIGMA = 0.8
+# A longer request, or a wider or narrower spread, is a mistake: numbers stay far from their types' ends.
+LONGEST = 1 << 20
+_SIGMAS = (1e-3, 1e3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +53,14 @@ def parse_lengths(text: str) -> Lengths:
         if kind == "fixed" and len(numbers) == 1:
             return _even(text, (_whole(numbers[0]),))
     except ValueError as error:
-        raise InputError(f"lengths {text!r}; expected {FORMS}, lengths being whole and at least 1") from error
+        raise InputError(
+            f"lengths {text!r}; expected {FORMS}, lengths being whole and from 1 to {LONGEST}"
+        ) from error
     raise InputError(f"lengths {text!r}; expected {FORMS}")
 
 
 def _whole(number: float) -> int:
-    if number != int(number) or number < 1:
+    if not 1 <= number <= LONGEST or number != int(number):
         raise ValueError(number)
     return int(number)
 
@@ -84,7 +89,7 @@ def _lognormal(name: str, mean: float, low: int, high: int, sigma: float) -> Len
     finds it. Where neighbours differ by 1 / high in their logarithm, a shift of sigma^2 x high changes
     their odds by e, which bounds the search.
     """
-    if not (low < mean < high and 0 < sigma < math.inf):
+    if not (low < mean < high and _SIGMAS[0] <= sigma <= _SIGMAS[1]):
         raise ValueError(name)
     reach = 20 * sigma**2 * high + 20
     left, right = math.log(low) - reach, math.log(high) + reach

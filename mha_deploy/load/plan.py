@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from mha_deploy.errors import InputError
-from mha_deploy.load.arrivals import Arrivals, read_trace
+from mha_deploy.load.arrivals import LATEST_S, Arrivals, read_trace
 from mha_deploy.load.lengths import Lengths
 from mha_deploy.signature import Array
+
+# Every request's times are kept in memory.
+MOST = 10**8
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +41,21 @@ def open_plan(arrivals: Arrivals, lengths: Lengths, requests: int, seed: int = 0
     """`requests` of them at times that do not depend on answers; the same seed gives the same plan.
 
     Raises:
-        InputError: fewer than one request.
+        InputError: fewer than one request, more than `MOST`, or one that would be due after a year.
     """
     _check(requests, "requests")
     times, sizes = np.random.default_rng(seed).spawn(2)
-    drawn = lengths.draw(requests, sizes)
-    return Plan(f"{arrivals}; lengths {lengths.name}", drawn, arrivals.times_s(requests, times))
+    drawn, at_s = lengths.draw(requests, sizes), arrivals.times_s(requests, times)
+    if not at_s[-1] <= LATEST_S:
+        raise InputError(f"{arrivals}: the last request is due after {at_s[-1]:.3g} s; at most a year may be")
+    return Plan(f"{arrivals}; lengths {lengths.name}", drawn, at_s)
 
 
 def closed_plan(concurrency: int, lengths: Lengths, requests: int, seed: int = 0) -> Plan:
     """`requests` of them, `concurrency` at a time.
 
     Raises:
-        InputError: fewer than one request, or none at a time.
+        InputError: fewer than one request, more than `MOST`, or none at a time.
     """
     _check(requests, "requests")
     _check(concurrency, "requests at a time")
@@ -70,5 +75,7 @@ def trace_plan(path: Path) -> Plan:
 
 
 def _check(count: int, what: str) -> None:
-    if count < 1:
-        raise InputError(f"{count} {what}; expected at least 1")
+    if not 1 <= count <= MOST:
+        raise InputError(
+            f"{count} {what}; expected at least 1" + (f" and at most {MOST}" if count > 1 else "")
+        )
