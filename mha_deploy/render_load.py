@@ -9,7 +9,7 @@ from rich.text import Text
 
 from mha_deploy.latency import PERCENTILE_RULE, samples_needed
 from mha_deploy.load import CheckReport, LoadReport, SearchReport
-from mha_deploy.load.report import QUANTILES, VALIDITY_RULE
+from mha_deploy.load.report import FAILURE_RULE, QUANTILES, VALIDITY_RULE
 from mha_deploy.render import milliseconds, new_table, versions_text
 
 
@@ -39,10 +39,7 @@ def load_tables(console: Console, report: LoadReport) -> None:
         console.print(Text(f"{count:,} x {note}", "yellow"))
     _check(console, report.check)
     _closing(console, report)
-    word = Text("VALID", "green")
-    if not report.valid:
-        word = Text(f"INVALID: {'; '.join(report.faults)}", "bold red")
-    console.print(word)
+    console.print(Text(report.verdict, "green" if report.passed else "bold red"))
 
 
 def search_tables(console: Console, report: SearchReport) -> None:
@@ -64,7 +61,9 @@ def search_tables(console: Console, report: SearchReport) -> None:
     word = f"{report.rate_per_s:,.1f} requests/s hold p99 <= {report.target_p99_ms:g} ms{above}{by}"
     if not report.rate_per_s:
         word = f"no rate held p99 <= {report.target_p99_ms:g} ms{above}{by}"
-    console.print(Text(word, "green" if report.rate_per_s else "bold red"))
+    console.print(Text(word, "green" if report.passed else "bold red"))
+    for failure in report.failures:
+        console.print(Text(f"FAILED: {failure}", "bold red"))
 
 
 def _figures(run: LoadReport) -> tuple[str, str, str, str]:
@@ -91,7 +90,7 @@ def _check(console: Console, check: CheckReport) -> None:
 def _closing(console: Console, report: LoadReport) -> None:
     console.print(
         f"Percentiles by {PERCENTILE_RULE} from raw samples of answered requests; '-' where there are too "
-        f"few (p99 needs {samples_needed(0.99)}); {VALIDITY_RULE}.\n{report.machine['cpu']}, "
+        f"few (p99 needs {samples_needed(0.99)}); {VALIDITY_RULE}; {FAILURE_RULE}.\n{report.machine['cpu']}, "
         f"{versions_text(report.machine)}",
         style="dim",
         highlight=False,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
 
 import pytest
 from loading import LENGTHS, QUICK, Scripted
 from rich.console import Console
-from serving import bundle_runner, serving
+from serving import bundle_runner, fake_runner, serving
 
 from mha_deploy.errors import BenchError, MissingError
 from mha_deploy.load import (
@@ -61,7 +63,8 @@ def test_the_command_loads_a_bundle_in_this_process_and_prints_tables(cli, small
     assert done.exit_code in (0, 1), done.stderr
     assert "30 requests: 30 answered, 0 refused" in done.stdout
     assert "latency from the intended send" in done.stdout
-    assert ("INVALID" in done.stdout) == (done.exit_code == 1)
+    assert ("VALID" in done.stdout.splitlines()) == (done.exit_code == 0)
+    assert ("INVALID: the generator" in done.stdout) == (done.exit_code == 1)
 
 
 def test_the_command_searches_for_a_rate_and_fails_where_there_is_none(cli, small_bundle):
@@ -70,6 +73,63 @@ def test_the_command_searches_for_a_rate_and_fails_where_there_is_none(cli, smal
     data = json.loads(done.stdout)
     assert (data["rate_per_s"], data["trials"], done.exit_code) == (0.0, [], 1)
     assert data["alone"]["outcomes"]["answered"] == 460
+
+
+def verdict(done):
+    """The last lines that the command printed."""
+    return [line for line in done.stdout.splitlines() if line.startswith(("VALID", "INVALID", "FAILED"))]
+
+
+def test_a_server_that_answers_nothing_fails_the_command_with_its_reason(cli):
+    def broken(_feeds):
+        raise RuntimeError("no weights")
+
+    with serving(fake_runner(broken)) as running:
+        load = ("load", f"http://127.0.0.1:{running.port}", "--lengths", "uniform:1:64", "--warm-up", 2)
+        done = cli(*load, "--concurrency", 2, "--requests", 20)
+        as_json = cli(*load, "--concurrency", 2, "--requests", 20, "--json")
+        searched = cli(*load, "--p99-ms", 20)
+    assert [done.exit_code, as_json.exit_code, searched.exit_code] == [1, 1, 1]
+    failed = (
+        "none of 20 requests was answered, so that there is no latency: 20 error; most often: status 500: "
+    )
+    assert "VALID" not in verdict(done)
+    assert verdict(done)[-1].startswith(f"FAILED: {failed}")
+    data = json.loads(as_json.stdout)
+    assert data["failures"][0].startswith(failed)
+    assert not data["passed"]
+    assert verdict(searched)[0].startswith("FAILED: one at a time: none of 460 requests was answered")
+
+
+def test_a_server_that_leaves_in_the_middle_of_a_run_fails_the_command(cli):
+    runs = itertools.count()
+
+    def leaves(feeds):
+        if next(runs) == 60:
+            leaving.start()
+        return {"y": feeds["x"]}
+
+    with serving(fake_runner(leaves)) as running:
+        leaving = threading.Thread(target=running.stop, args=(0.0,))
+        load = ("load", f"http://127.0.0.1:{running.port}", "--lengths", "uniform:1:64", "--warm-up", 2)
+        done = cli(*load, "--rate", 200, "--requests", 400, "--json")
+        leaving.join()
+    data = json.loads(done.stdout)
+    lost = data["planned"] - data["outcomes"]["answered"] - data["outcomes"]["refused"]
+    assert data["outcomes"]["answered"] > 0
+    assert data["outcomes"]["disconnected"] > 0
+    assert done.exit_code == 1
+    assert data["failures"][0].startswith(f"{lost} of 400 requests got no answer: ")
+    assert "no connection: " in data["failures"][0]
+
+
+def test_wrong_answers_are_in_the_printed_verdict(cli, small_bundle):
+    with serving(fake_runner(lambda feeds: {"y": feeds["x"] * 2})) as running:
+        load = ("load", f"http://127.0.0.1:{running.port}", "--lengths", "uniform:1:64", "--check", 4)
+        done = cli(*load, "--concurrency", 2, "--requests", 20, "--bundle", small_bundle.folder)
+    assert done.exit_code == 1
+    assert "VALID" not in verdict(done)
+    assert verdict(done)[-1].startswith("FAILED: 4 of 4 sampled answers are wrong; first: request ")
 
 
 def test_a_search_is_printed_as_a_table(small_bundle, capsys):

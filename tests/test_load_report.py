@@ -11,7 +11,7 @@ import pytest
 from mha_deploy.errors import InputError
 from mha_deploy.latency import nearest_rank
 from mha_deploy.load import LoadReport, Outcome, Records, Spread, find_rate
-from mha_deploy.load.check import NOT_CHECKED
+from mha_deploy.load.check import NOT_CHECKED, CheckReport
 
 
 def records(intended, sent, ended, outcomes=None, lengths=None):
@@ -25,15 +25,15 @@ def records(intended, sent, ended, outcomes=None, lengths=None):
     )
 
 
-def report(found, *, generator_cpu=0.1, wall_s=1.0):
+def report(found, *, generator_cpu=0.1, wall_s=1.0, reasons=None, check=NOT_CHECKED):
     return LoadReport.of(
         found,
         target="t",
         plan="p",
         wall_s=wall_s,
         generator_cpu=generator_cpu,
-        check=NOT_CHECKED,
-        notes={},
+        check=check,
+        reasons=reasons or {},
         machine={},
     )
 
@@ -117,6 +117,67 @@ def test_a_generator_at_the_end_of_its_core_makes_the_run_invalid():
     assert not found.passed
 
 
+def ended(**counts):
+    """Requests that ended so, by the outcomes' names; those without an answer, whenever."""
+    outcomes = [Outcome[name.upper()] for name, count in counts.items() for _ in range(count)]
+    at = np.zeros(len(outcomes))
+    return records(at, at, at + 5e-3, outcomes)
+
+
+@pytest.mark.parametrize(
+    ("counts", "reasons", "failure"),
+    [
+        ({"answered": 3}, {}, ""),
+        ({"answered": 1, "refused": 5, "expired": 4}, {(Outcome.REFUSED, "status 503"): 5}, ""),
+        (
+            {"error": 20},
+            {(Outcome.ERROR, "status 400: 'a'"): 12, (Outcome.ERROR, "status 400: 'b'"): 8},
+            "none of 20 requests was answered, so that there is no latency: 20 error; "
+            "most often: status 400: 'a' (12 x)",
+        ),
+        (
+            {"refused": 5, "expired": 1},
+            {(Outcome.REFUSED, "status 503: 'full'"): 5, (Outcome.EXPIRED, "status 504"): 1},
+            "none of 6 requests was answered, so that there is no latency: 5 refused, 1 expired; "
+            "most often: status 503: 'full' (5 x)",
+        ),
+        (
+            {"answered": 80, "refused": 9, "error": 1, "disconnected": 2},
+            {
+                (Outcome.REFUSED, "status 503"): 9,
+                (Outcome.ERROR, "status 500"): 1,
+                (Outcome.DISCONNECTED, "no connection: gone"): 2,
+            },
+            "3 of 92 requests got no answer: 1 error, 2 disconnected; most often: no connection: gone (2 x)",
+        ),
+        (
+            {"answered": 5, "not_sent": 3, "unanswered": 2},
+            {(Outcome.NOT_SENT, "1 requests were on their way already"): 1},
+            "5 of 10 requests got no answer: 3 not sent, 2 unanswered; "
+            "most often: on its way still when the wait for answers ended (2 x)",
+        ),
+    ],
+)
+def test_a_run_fails_by_what_was_lost_and_not_by_what_was_refused_in_time(counts, reasons, failure):
+    found = report(ended(**counts), reasons=reasons)
+    assert found.failures == ((failure,) if failure else ())
+    assert (found.valid, found.passed) == (True, not failure)
+    assert found.verdict == (f"FAILED: {failure}" if failure else "VALID")
+    assert list(found.notes.values()) == list(reasons.values())
+
+
+def test_the_verdict_has_a_line_for_the_generator_and_one_for_the_target():
+    wrong = CheckReport("r", 8, 3, "request 4: off by 1", math.nan, math.nan)
+    found = report(steady(5.0), generator_cpu=0.95, check=wrong)
+    assert found.verdict.splitlines() == [
+        "INVALID: the generator used 95% of a core: it was at its end, not only the target",
+        "FAILED: 3 of 8 sampled answers are wrong; first: request 4: off by 1",
+    ]
+    data = found.to_json()
+    assert (data["valid"], data["passed"], data["verdict"]) == (False, False, found.verdict)
+    assert data["failures"] == ["3 of 8 sampled answers are wrong; first: request 4: off by 1"]
+
+
 def test_the_json_report_holds_every_sample_and_no_nan():
     found = report(stalled_worker())
     data = json.loads(json.dumps(found.to_json(samples=True), allow_nan=False))
@@ -174,6 +235,24 @@ def test_a_search_in_which_nothing_holds_ends_and_says_so():
     assert (found.rate_per_s, found.passed) == (0.0, False)
     assert [trial.rate_per_s for trial in found.trials] == [50.0, 25.0, 12.5, 6.25]
     assert all(trial.why_not == "p99 50.000 ms" for trial in found.trials)
+
+
+def test_a_search_fails_by_what_is_lost_alone_and_by_wrong_answers_at_any_rate():
+    dead = report(ended(error=460), reasons={(Outcome.ERROR, "status 400"): 460})
+    found = find_rate(capacity(math.inf), dead, 20.0)
+    (failure,) = found.failures
+    assert failure.startswith("one at a time: none of 460 requests was answered")
+    assert failure.endswith("most often: status 400 (460 x)")
+    shaky = report(ended(answered=459, disconnected=1), wall_s=4.6)
+    found = find_rate(capacity(777.0), shaky, 20.0)
+    assert (found.rate_per_s > 0, found.passed, found.to_json()["passed"]) == (True, False, False)
+    assert found.to_json()["failures"][0].startswith("one at a time: 1 of 460 requests got no answer")
+    wrong = report(steady(5.0), check=CheckReport("r", 8, 1, "request 4: off by 1", math.nan, math.nan))
+    found = find_rate(lambda _: wrong, ALONE, 20.0, tolerance=1e9)
+    assert (
+        found.failures[0] == "50.0 requests/s: 1 of 8 sampled answers are wrong; first: request 4: off by 1"
+    )
+    assert not found.passed
 
 
 def test_no_rate_is_tried_where_a_request_alone_takes_too_long():

@@ -137,6 +137,7 @@ def test_a_full_queue_and_a_deadline_have_outcomes_of_their_own():
     assert refused.outcomes["refused"] > 0
     assert refused.outcomes["answered"] + refused.outcomes["refused"] == refused.planned == 12
     assert any("status 503" in note for note in refused.notes)
+    assert refused.failures == ()
     spread = open_plan(Arrivals("constant", 100.0), LENGTHS, 12)
     with fake_runner(slow) as runner:
         expired = run_load(RunnerTarget(runner, 64, timeout_s=0.04), spread, LoadOptions(warm_up=0, sample=0))
@@ -160,7 +161,7 @@ def test_requests_beyond_the_bound_in_flight_are_not_sent_and_counted():
     assert target.sent == [0, 1, 2, 3]
     assert found.records.counts()["not_sent"] == 6
     assert found.records.counts()["unanswered"] == 4
-    assert found.notes == {"4 requests were on their way already": 6}
+    assert found.reasons == {(Outcome.NOT_SENT, "4 requests were on their way already"): 6}
 
 
 def test_a_closed_loop_whose_target_hangs_ends_and_says_what_was_never_sent():

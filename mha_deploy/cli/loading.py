@@ -76,8 +76,12 @@ def load(*, target: str, picture: Path | None, out: Path | None, as_json: bool, 
     """Load a server (URL) or a bundle in this process (DIR), and report how long requests waited.
 
     Latency counts from when a request was meant to be sent. One of --rate, --trace, --concurrency and
-    --p99-ms says how requests come. Exit code 1: the run does not count (the generator was late), an
-    answer is wrong, or no rate held.
+    --p99-ms says how requests come.
+
+    Exit code 1, and the last lines say why: INVALID (the generator was late or at its end, so that the
+    run does not count); FAILED (no request was answered; one was lost, to an error or a connection that
+    ended, or got no answer or was not sent at all; or an answer is wrong); or no rate held. Refusals (503,
+    429) and deadlines (504) are counted, and alone fail no run in which anything was answered.
     """
     kinds = [name for name in ("rate", "trace", "concurrency", "p99_ms") if options[name] is not None]
     if len(kinds) != 1:

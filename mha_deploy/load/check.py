@@ -41,6 +41,13 @@ class CheckReport:
     def passed(self) -> bool:
         return self.failed == 0
 
+    @property
+    def failure(self) -> str:
+        """What is wrong, "" where nothing is."""
+        if self.passed:
+            return ""
+        return f"{self.failed} of {self.sampled} sampled answers are wrong; first: {self.first_failure}"
+
     def to_json(self) -> dict[str, Any]:
         errors = {"max_abs_error": figure(self.max_abs_error), "allowed": figure(self.allowed)}
         return {**asdict(self), **errors, "passed": self.passed}

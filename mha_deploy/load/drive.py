@@ -20,14 +20,14 @@ _LEAD_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`answers` are those of the sample, by index, as they came; `notes` count what went wrong.
+    """`answers` are those of the sample, by index, as they came; `reasons` count what went wrong.
 
     `generator_cpu` is the share of one core that the sending thread used while the run lasted.
     """
 
     records: Records
     answers: dict[int, object]
-    notes: Counter[str]
+    reasons: Counter[tuple[Outcome, str]]
     wall_s: float
     generator_cpu: float
 
@@ -46,7 +46,7 @@ class _Driver:
     settled: int = 0
     over: bool = False
     answers: dict[int, object] = field(default_factory=dict)
-    notes: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[tuple[Outcome, str]] = field(default_factory=Counter)
 
     def send(self, index: int, intended_s: float) -> None:
         records = self.records
@@ -73,7 +73,7 @@ class _Driver:
     def settle(self, index: int, outcome: Outcome, ended_s: float, note: str) -> None:
         self.records.ended_s[index], self.records.outcomes[index] = ended_s, outcome
         if note:
-            self.notes[note] += 1
+            self.reasons[outcome, note] += 1
         self.settled += 1
         if self.settled == self.plan.requests:
             self.finished.set()
@@ -145,4 +145,4 @@ async def drive(
     records = driver.records
     never = np.isnan(records.intended_s)
     records.intended_s[never], records.outcomes[never] = wall, Outcome.NOT_SENT
-    return Run(records, driver.answers, driver.notes, wall, cpu / max(wall, 1e-9))
+    return Run(records, driver.answers, driver.reasons, wall, cpu / max(wall, 1e-9))

@@ -48,7 +48,7 @@ def draw_percentiles(report: LoadReport, path: Path) -> None:
     axes.set_xlabel("percentile")
     axes.set_ylabel("milliseconds")
     counts = ", ".join(f"{count} {name}" for name, count in report.outcomes.items() if count)
-    verdict = "" if report.valid else "\nINVALID: " + "; ".join(report.faults)
+    verdict = "" if report.passed else f"\n{report.verdict}"
     axes.set_title(f"{report.target}\n{report.plan}\n{counts}{verdict}", loc="left", fontsize=9)
     axes.grid(visible=True, which="major", color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)

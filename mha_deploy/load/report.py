@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from mha_deploy.latency import PERCENTILE_RULE, figure, nearest_rank, percentile
 from mha_deploy.load.check import CheckReport
-from mha_deploy.load.records import Records
+from mha_deploy.load.records import Outcome, Records
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 # The generator was late: its send lag's p99 is beyond both of these.
@@ -20,6 +21,16 @@ VALIDITY_RULE = (
     f"invalid when the send lag's p99 is beyond max({LAG_MS:g} ms, {LAG_SHARE:.0%} of the p50 latency) or "
     f"the generator used more than {CPU_SHARE:.0%} of a core"
 )
+# A server under load may say no in time: such answers are counted, and the reader judges.
+_SAID = (Outcome.ANSWERED, Outcome.REFUSED, Outcome.EXPIRED)
+FAILURE_RULE = (
+    "failed when no request was answered, one was neither answered nor refused (503, 429) nor expired (504), "
+    "or a sampled answer is wrong"
+)
+_UNSAID = {
+    Outcome.UNANSWERED: "on its way still when the wait for answers ended",
+    Outcome.NOT_SENT: "never sent, since no answer came before it",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +58,8 @@ class LoadReport:
 
     `latency` runs from the intended send to the answer, `service` from the real one, `lag` between the
     two. Both latencies are of answered requests; `outcomes` add up to `planned`. `faults` say why the
-    run does not count, and are empty where it does.
+    run does not count (`VALIDITY_RULE`, which is about the generator), `failures` what the target did
+    wrong (`FAILURE_RULE`); each is empty where there is nothing.
     """
 
     target: str
@@ -60,6 +72,7 @@ class LoadReport:
     lag: Spread
     generator_cpu: float
     faults: tuple[str, ...]
+    failures: tuple[str, ...]
     notes: Mapping[str, int]
     check: CheckReport
     machine: Mapping[str, Any]
@@ -75,10 +88,14 @@ class LoadReport:
         wall_s: float,
         generator_cpu: float,
         check: CheckReport,
-        notes: Mapping[str, int],
+        reasons: Mapping[tuple[Outcome, str], int],
         machine: Mapping[str, Any],
     ) -> Self:
+        """`reasons` count what went wrong by what became of the request."""
         latency_ms, lag_ms = records.latency_ms(), records.lag_ms()
+        notes = Counter[str]()
+        for (_, note), count in reasons.items():
+            notes[note] += count
         return cls(
             target=target,
             plan=plan,
@@ -90,6 +107,7 @@ class LoadReport:
             lag=Spread.of(lag_ms),
             generator_cpu=generator_cpu,
             faults=_faults(latency_ms, lag_ms, generator_cpu),
+            failures=_failures(records.counts(), reasons, check),
             notes=notes,
             check=check,
             machine=machine,
@@ -106,8 +124,18 @@ class LoadReport:
 
     @property
     def passed(self) -> bool:
-        """Whether the run counts and every answer that was checked is right."""
-        return self.valid and self.check.passed
+        """Whether the run counts and the target did nothing wrong."""
+        return self.valid and not self.failures
+
+    @property
+    def verdict(self) -> str:
+        """VALID, or why not: a line for what makes it INVALID, and one for what FAILED."""
+        lines = [
+            f"{word}: {'; '.join(found)}"
+            for word, found in (("INVALID", self.faults), ("FAILED", self.failures))
+            if found
+        ]
+        return "\n".join(lines) or "VALID"
 
     @property
     def answered_per_s(self) -> float:
@@ -135,6 +163,9 @@ class LoadReport:
             "valid": self.valid,
             "faults": list(self.faults),
             "rule": VALIDITY_RULE,
+            "failures": list(self.failures),
+            "failure_rule": FAILURE_RULE,
+            "verdict": self.verdict,
             "notes": dict(self.notes),
             "check": self.check.to_json(),
             "passed": self.passed,
@@ -157,6 +188,36 @@ def _faults(latency_ms: Sequence[float], lag_ms: Sequence[float], generator_cpu:
             f"the generator used {generator_cpu:.0%} of a core: it was at its end, not only the target"
         )
     return tuple(faults)
+
+
+def _failures(
+    counts: Mapping[str, int], reasons: Mapping[tuple[Outcome, str], int], check: CheckReport
+) -> tuple[str, ...]:
+    planned, answered = sum(counts.values()), counts["answered"]
+    at_fault = [
+        outcome for outcome in Outcome if counts[outcome.name.lower()] and not (answered and outcome in _SAID)
+    ]
+    failures = []
+    if at_fault:
+        found = {outcome: counts[outcome.name.lower()] for outcome in at_fault}
+        what = ", ".join(
+            f"{count:,} {outcome.name.lower().replace('_', ' ')}" for outcome, count in found.items()
+        )
+        head = f"{sum(found.values()):,} of {planned:,} requests got no answer"
+        if not answered:
+            head = f"none of {planned:,} requests was answered, so that there is no latency"
+        failures.append(f"{head}: {what}; most often: {_most_often(found, reasons)}")
+    return (*failures, check.failure) if check.failure else tuple(failures)
+
+
+def _most_often(found: Mapping[Outcome, int], reasons: Mapping[tuple[Outcome, str], int]) -> str:
+    """The most frequent reason among these outcomes, some of which have none but what they are."""
+    counted = Counter({key: count for key, count in reasons.items() if key[0] in found})
+    for outcome, words in _UNSAID.items():
+        noted = sum(count for (each, _), count in counted.items() if each is outcome)
+        counted[outcome, words] = found.get(outcome, 0) - noted
+    ((_, reason), count) = counted.most_common(1)[0]
+    return f"{reason} ({count:,} x)"
 
 
 def _samples(records: Records) -> dict[str, Any]:

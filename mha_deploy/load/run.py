@@ -69,7 +69,7 @@ def run_load(
         wall_s=run.wall_s,
         generator_cpu=run.generator_cpu,
         check=checker(target, plan.lengths, run.answers),
-        notes=run.notes,
+        reasons=run.reasons,
         machine=describe() | {"generator_priority": priority},
     )
 
