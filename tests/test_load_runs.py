@@ -110,6 +110,27 @@ def test_wrong_answers_are_found(small_bundle):
     assert not report.passed
 
 
+@pytest.mark.parametrize(
+    ("changes", "takes"),
+    [
+        ({"mask": "full"}, "x [batch, length, 32] float32, attn_mask [batch, length, length] bool"),
+        ({"mask": "none"}, "x [batch, length, 32] float32, as the server says"),
+        ({"kind": "cross", "dims": ()}, "query [batch, length, 32] float32, key [batch, length, 32] float32"),
+        ({"d_model": 64}, "x [batch, length, 64] float32, mask [batch, length] bool"),
+    ],
+)
+def test_a_bundle_of_other_inputs_than_the_servers_is_refused_before_any_request(
+    small_bundle, changes, takes
+):
+    with serving(fake_runner(spec=small_spec(**changes))) as running:
+        with pytest.raises(InputError) as told:
+            run(running.port, poisson(5), checker=ReferenceChecker(small_bundle))
+        assert running.stats.received == 0
+    assert f"requests take {takes}" in str(told.value)
+    ours = "but the bundle's block takes x [batch, seq, 32] float32, mask [batch, seq] bool"
+    assert f"{ours}; give the bundle that is served" in str(told.value)
+
+
 def test_an_answer_that_holds_nan_is_found_without_a_reference():
     with serving(fake_runner(lambda feeds: {"y": feeds["x"] * np.float32(np.nan)})) as running:
         report = run(running.port, poisson(10))

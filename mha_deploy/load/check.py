@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,11 @@ from mha_deploy.bundle import Bundle
 from mha_deploy.cases import Case
 from mha_deploy.errors import InputError
 from mha_deploy.latency import figure
+from mha_deploy.load.inputs import Inputs
 from mha_deploy.load.target import Target, variant_of
 from mha_deploy.serving.rows import served_signature
 from mha_deploy.sessions.fake import FakeSession
-from mha_deploy.signature import Array, Feeds
+from mha_deploy.signature import Array, Feeds, TensorSpec
 from mha_deploy.verification import RULE, Judge, as_inputs
 
 SHAPE_RULE = "shape and finiteness only: no bundle was given to compute the right answers"
@@ -61,6 +62,13 @@ class Checker:
 
     rule = SHAPE_RULE
 
+    def compare(self, inputs: Inputs) -> None:
+        """Nothing to compare with what requests will hold.
+
+        Raises:
+            InputError: in `ReferenceChecker`, which computes what the answer to them is.
+        """
+
     def __call__(self, target: Target, lengths: Array, answers: Mapping[int, object]) -> CheckReport:
         """Check `answers` by index, whose request had that index' length in `lengths`."""
         if not answers:
@@ -100,6 +108,18 @@ class ReferenceChecker(Checker):
         self._judge = Judge(bundle.reference())
         self.rule = _INTEGER_RULE if self._precision.is_integer else RULE
 
+    def compare(self, inputs: Inputs) -> None:
+        """Hold what requests will hold against what the bundle's block takes.
+
+        Raises:
+            InputError: they are not the same inputs, so that there is no right answer to tell.
+        """
+        if _shapes(inputs.tensors) != _shapes(self._signature.inputs):
+            raise InputError(
+                f"requests take {_told(inputs.tensors)}, as the server says, but the bundle's block takes "
+                f"{_told(self._signature.inputs)}; give the bundle that is served"
+            )
+
     def errors(self, y: Array, feeds: Feeds) -> tuple[float, float]:
         if self._precision.is_integer:
             return np.nan, np.nan
@@ -109,6 +129,18 @@ class ReferenceChecker(Checker):
         compared: Array = np.ones((1, len(y)), bool)
         result = self._judge(answer, self._name, Case("answer", sizes, feeds, compared))
         return result.max_abs_error, result.allowed
+
+
+def _shapes(tensors: Sequence[TensorSpec]) -> dict[str, tuple[bool, tuple[int, ...]]]:
+    """By name: whether in floating point, of whichever precision, and its shape, every dim being -1."""
+    return {
+        each.name: (each.is_float, tuple(axis if isinstance(axis, int) else -1 for axis in each.shape))
+        for each in tensors
+    }
+
+
+def _told(tensors: Sequence[TensorSpec]) -> str:
+    return ", ".join(str(replace(each, meaning="")) for each in tensors)
 
 
 def _one(y: Array, length: int) -> Array:

@@ -56,8 +56,9 @@ def run_load(
     """Drive `plan` against `target`, check a sample of the answers, and report.
 
     Raises:
-        InputError: the target cannot be reached.
+        InputError: the target cannot be reached, or takes other inputs than the checker's bundle.
     """
+    checker.compare(target.inputs)
     chosen = np.random.default_rng(options.seed).permutation(plan.requests)[: options.sample]
     sample = frozenset(int(index) for index in chosen)
     with _ahead_of_others() as priority, asyncio.Runner(loop_factory=fastest_loop()) as loop:
