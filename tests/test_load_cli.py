@@ -183,6 +183,15 @@ def test_a_number_that_is_not_finite_is_refused_by_every_option(cli, small_bundl
     assert done.stderr == f"error: {options[-1]} {value}; expected a finite number\n"
 
 
+def test_the_command_refuses_lengths_that_a_server_does_not_take(cli, port):
+    done = cli("load", f"http://127.0.0.1:{port}", "--rate", 100)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "; this block takes seq up to 64" in done.stderr
+    done = cli("load", f"http://127.0.0.1:{port}", "--p99-ms", 100)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "a request of length 160; this block takes seq up to 64" in done.stderr
+
+
 def test_a_server_without_its_scheme_is_told_to_have_one(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = cli("load", "127.0.0.1:18100", "--rate", 1)

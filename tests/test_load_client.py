@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 
 import pytest
 from conftest import small_spec
@@ -13,6 +14,7 @@ from mha_deploy.errors import InputError
 from mha_deploy.load import (
     Arrivals,
     LoadOptions,
+    RunnerTarget,
     client,
     closed_plan,
     open_plan,
@@ -24,6 +26,7 @@ from mha_deploy.load import (
 from mha_deploy.load.encoding import HEAD_LENGTH, BinaryEncoding, Reply
 from mha_deploy.load.inputs import Inputs
 from mha_deploy.load.server import address
+from mha_deploy.signature import Dim
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +56,44 @@ def test_more_requests_than_connections_at_once_are_all_answered(port):
 
 
 def test_what_a_server_refuses_is_an_error_with_the_servers_words(port):
-    target = server_target(f"http://127.0.0.1:{port}", 80)
+    target = server_target(f"http://127.0.0.1:{port}", 64)
+    target.inputs = Inputs.of(target.inputs.tensors, 80)
     report = run_load(target, open_plan(Arrivals("constant", 1e3), parse_lengths("fixed:80"), 5), QUICK)
     assert others(report) == {"error": 5}
     assert list(report.notes.values()) == [5]
     assert "seq = 80; this block takes seq 1..64" in next(iter(report.notes))
+
+
+def test_lengths_beyond_what_a_servers_configuration_says_are_refused(port):
+    with pytest.raises(InputError, match="a request of length 65; this block takes seq up to 64"):
+        server_target(f"http://127.0.0.1:{port}", 65)
+    cross = small_spec(kind="cross", dims=(Dim("q_len", 4, 8, 40), Dim("kv_len", 4, 8, 30)))
+    for mask, shortest, longest, words in (
+        ("none", 4, 31, "length 31; this block takes kv_len up to 30"),
+        ("none", 3, 30, "length 3; this block takes q_len from 4 up"),
+        ("padding", 0, 31, "length 31; this block takes kv_len up to 30"),
+    ):
+        runner = fake_runner(spec=replace(cross, mask=mask))
+        with serving(runner) as running, pytest.raises(InputError, match=words):
+            server_target(f"http://127.0.0.1:{running.port}", longest, shortest=shortest)
+        with fake_runner(spec=replace(cross, mask=mask)) as runner, pytest.raises(InputError, match=words):
+            RunnerTarget(runner, longest, shortest=shortest)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        None,
+        [],
+        {},
+        {"parameters": None},
+        {"parameters": {"seq": 64}},
+        {"parameters": {"seq": {"string_value": None}, "batch": {"string_value": "1..8"}}},
+        {"parameters": {"seq": {"string_value": "64"}, "mode": {"string_value": "exact"}}},
+    ],
+)
+def test_a_configuration_without_ranges_limits_no_length(config):
+    assert server._ranges(config) == {}
 
 
 def test_a_token_is_sent_to_the_server(small_bundle):

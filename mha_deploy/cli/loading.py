@@ -127,7 +127,8 @@ def _print(report: LoadReport | SearchReport) -> None:
 def _ran(name: str, options: dict[str, Any]) -> LoadReport:
     """One run, by --rate, --trace or --concurrency."""
     plan = _plan(options)
-    with _target(name, int(plan.lengths.max()), options) as (target, run), status_line() as progress:
+    ends = int(plan.lengths.min()), int(plan.lengths.max())
+    with _target(name, ends, options) as (target, run), status_line() as progress:
         progress(f"{plan.requests:,} requests to {target.name}")
         return run(plan)
 
@@ -136,8 +137,8 @@ def _searched(name: str, options: dict[str, Any]) -> SearchReport:
     """Runs at many rates, by --p99-ms."""
     from mha_deploy.load import find_rate, parse_lengths
 
-    longest = max(parse_lengths(options["lengths"]).values)
-    with _target(name, longest, options) as (_, run), status_line() as progress:
+    lengths = parse_lengths(options["lengths"]).values
+    with _target(name, (min(lengths), max(lengths)), options) as (_, run), status_line() as progress:
 
         def run_at(rate: float) -> LoadReport:
             return run(_plan({**options, "rate": rate}))
@@ -163,9 +164,9 @@ def _plan(options: dict[str, Any]) -> Plan:
 
 @contextmanager
 def _target(
-    name: str, longest: int, options: dict[str, Any]
+    name: str, ends: tuple[int, int], options: dict[str, Any]
 ) -> Iterator[tuple[Target, Callable[[Plan], LoadReport]]]:
-    """The server at a URL or a runner over a folder, and what runs a plan against it."""
+    """A server or a runner over a folder, for lengths between `ends`, and what runs a plan against it."""
     from mha_deploy.bundle import Bundle
     from mha_deploy.load import Checker, LoadOptions, ReferenceChecker, RunnerTarget, run_load, server_target
     from mha_deploy.load.server import check_folder
@@ -178,6 +179,7 @@ def _target(
         drain_s=options["drain"],
         seed=options["seed"],
     )
+    shortest, longest = ends
     timeout_s = (options["timeout_ms"] or float("inf")) / 1e3
     remote, checker, artifact = "://" in name, Checker(), options["artifact"]
     if not remote:
@@ -195,6 +197,7 @@ def _target(
         target = server_target(
             name,
             longest,
+            shortest=shortest,
             model=options["model"],
             timeout_us=0 if timeout_s == float("inf") else max(1, round(timeout_s * 1e6)),
             token=read_token(options["token_file"]),
@@ -205,7 +208,7 @@ def _target(
         return
     assert bundle is not None
     with _runner(bundle, artifact, options) as runner:
-        target = RunnerTarget(runner, longest, timeout_s=timeout_s, seed=options["seed"])
+        target = RunnerTarget(runner, longest, shortest=shortest, timeout_s=timeout_s, seed=options["seed"])
         yield target, run
 
 

@@ -9,20 +9,33 @@ from concurrent.futures import CancelledError, Future
 from typing import cast
 
 from mha_deploy.errors import DeadlineError, InputError, MhaDeployError, QueueFullError
-from mha_deploy.load.inputs import VARIANTS, Inputs
+from mha_deploy.load.inputs import VARIANTS, Inputs, check_lengths
 from mha_deploy.load.records import Outcome
 from mha_deploy.load.target import Done, Target, variant_of
 from mha_deploy.ragged import Request
 from mha_deploy.runner import Answer, BatchRunner
+from mha_deploy.serving.rows import served_signature
 from mha_deploy.signature import Array
 
 
 class RunnerTarget(Target):
-    """Requests straight to `runner`, which stays the caller's. Inputs are in the artifact's own dtypes."""
+    """Requests straight to `runner`, which stays the caller's. Inputs are in the artifact's own dtypes.
+
+    Raises:
+        InputError: it takes no lengths from `shortest`, if given, to `longest`.
+    """
 
     def __init__(
-        self, runner: BatchRunner, longest: int, *, timeout_s: float = math.inf, seed: int = 0
+        self,
+        runner: BatchRunner,
+        longest: int,
+        *,
+        shortest: int = 0,
+        timeout_s: float = math.inf,
+        seed: int = 0,
     ) -> None:
+        dims = served_signature(runner.spec, runner.signature).dims[1:]
+        check_lengths(shortest or longest, longest, {dim.name: (dim.min, dim.max) for dim in dims})
         self.name = f"{runner.spec.name}: {runner.name} in this process"
         self.inputs = Inputs.for_signature(runner.signature, longest, seed)
         self._runner, self._timeout_s = runner, timeout_s

@@ -54,11 +54,7 @@ class Inputs:
         Raises:
             InputError: `longest` is beyond a length axis' maximum.
         """
-        for dim in signature.dims[1:]:
-            if longest > dim.max:
-                raise InputError(
-                    f"a request of length {longest}; this block takes {dim.name} up to {dim.max}"
-                )
+        check_lengths(longest, longest, {dim.name: (1, dim.max) for dim in signature.dims[1:]})
         return cls.of(signature.inputs, longest, seed)
 
     @classmethod
@@ -90,6 +86,19 @@ class Inputs:
             else:
                 feeds[tensor.name] = pool[: int(np.prod(shape))].reshape(shape)
         return feeds
+
+
+def check_lengths(shortest: int, longest: int, ranges: Mapping[str, tuple[int, int]]) -> None:
+    """Hold a run's lengths against what a block takes: least and most, by the names of its length axes.
+
+    Raises:
+        InputError: they go beyond one of them.
+    """
+    for name, (least, most) in ranges.items():
+        if longest > most:
+            raise InputError(f"a request of length {longest}; this block takes {name} up to {most}")
+        if shortest < least:
+            raise InputError(f"a request of length {shortest}; this block takes {name} from {least} up")
 
 
 def _axes(shape: Sequence[int]) -> tuple[str | int, ...]:

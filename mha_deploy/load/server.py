@@ -13,11 +13,12 @@ from urllib.parse import urlsplit
 from mha_deploy.errors import InputError
 from mha_deploy.load.client import CONNECT_S, HttpTarget, reason_of, text_of
 from mha_deploy.load.encoding import BinaryEncoding, model_path
-from mha_deploy.load.inputs import Inputs
+from mha_deploy.load.inputs import BATCH, Inputs, check_lengths
 from mha_deploy.serving.security import is_loopback
 from mha_deploy.serving.wire import clip
 
 _FORM = "http://HOST:PORT"
+_RANGE = re.compile(r"(\d{1,10})\.\.(\d{1,10})", re.ASCII)
 _SERVER = re.compile(r"[^/\s]+:\d+/?")
 
 
@@ -87,28 +88,31 @@ def server_target(
     url: str,
     longest: int,
     *,
+    shortest: int = 0,
     model: str = "",
     timeout_us: int = 0,
     token: str = "",
     allow_remote: bool = False,
     seed: int = 0,
 ) -> HttpTarget:
-    """A server of the Open Inference Protocol, for requests of lengths up to `longest`.
+    """A server of the Open Inference Protocol, for lengths from `shortest`, if given, to `longest`.
 
     Without `model`, the only one that it has. Call it outside of an event loop.
 
     Raises:
-        InputError: no such server or model, or one whose inputs are not those of attention.
+        InputError: no such server or model, one whose inputs are not those of attention, or one whose
+            configuration says that it takes other lengths.
     """
     host, port = address(url, allow_remote=allow_remote)
-    model, metadata = asyncio.run(_described(host, port, model, token))
+    model, metadata, config = asyncio.run(_described(host, port, model, token))
+    check_lengths(shortest or longest, longest, _ranges(config))
     encoding = BinaryEncoding(model, timeout_us=timeout_us, token=token)
     inputs = Inputs.for_metadata(metadata, longest, seed)
     return HttpTarget(f"{model} at {url}", host, port, encoding, inputs)
 
 
-async def _described(host: str, port: int, model: str, token: str) -> tuple[str, Any]:
-    """The model's name and metadata."""
+async def _described(host: str, port: int, model: str, token: str) -> tuple[str, Any, Any]:
+    """The model's name, metadata and configuration, which is None where the server gives none."""
     if not model:
         index = await fetch(host, port, "POST", "/v2/repository/index", token)
         if not isinstance(index, list):
@@ -122,4 +126,19 @@ async def _described(host: str, port: int, model: str, token: str) -> tuple[str,
                 f"{host}:{port} has models {', '.join(names) or 'none'}; choose one with --model"
             )
         model = names[0]
-    return model, await fetch(host, port, "GET", model_path(model), token)
+    metadata = await fetch(host, port, "GET", model_path(model), token)
+    try:
+        config = await fetch(host, port, "GET", f"{model_path(model)}/config", token)
+    except InputError:  # it is an extension of the protocol
+        config = None
+    return model, metadata, config
+
+
+def _ranges(config: Any) -> dict[str, tuple[int, int]]:
+    """What each length axis takes, where the configuration has it: `serve` gives "1..64" by name."""
+    try:
+        given = {name: str(value["string_value"]) for name, value in config["parameters"].items()}
+    except (AttributeError, LookupError, TypeError):
+        return {}
+    ranges = {name: _RANGE.fullmatch(text) for name, text in given.items() if name != BATCH}
+    return {name: (int(found[1]), int(found[2])) for name, found in ranges.items() if found}
