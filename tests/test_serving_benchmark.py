@@ -12,7 +12,15 @@ def search(rate, failed=0, limited=False):
         "rate_per_s": rate,
         "limited_by_generator": limited,
         "alone": {"check": {"failed": failed}},
-        "trials": [{"check": {"failed": 0}}],
+        "trials": [
+            {
+                "rate_per_s": rate,
+                "held": True,
+                "cpu_ms": 1000 / rate if rate else None,
+                "check": {"failed": 0},
+            },
+            {"rate_per_s": 2 * rate, "held": False, "cpu_ms": 9.0, "check": {"failed": 0}},
+        ],
     }
 
 
@@ -118,6 +126,15 @@ def test_bf16_is_given_beside_the_target_and_does_not_meet_it(serving_suite):
     text, met = serving_suite("document").written(data)
     assert met
     assert "- mha-deploy (bf16): did not run: this CPU does not compute in bf16" in text
+
+
+def test_cpu_time_is_that_of_the_highest_rate_held_and_left_out_where_none_was(serving_suite):
+    data = deepcopy(DATA)
+    for each in data["rounds"]:
+        each["triton (plain)"] = search(0.0)
+    page, _ = serving_suite("document").written(data)
+    assert "| mha-deploy | 600 | 500 | 520 | 520 | 1.92 |" in page
+    assert "| Triton (Python backend), plain | 0 | 0 | 0 | 0 | - |" in page
 
 
 def test_the_document_says_which_engine_runs(serving_suite):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import runpy
+import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock, call
@@ -46,6 +48,21 @@ def test_a_tensor_survives_each_peers_encoding(serving_suite):
         assert np.array_equal(answer, x[0])
         with pytest.raises(InputError, match=r"an answer that cannot be read|expected float32 rows"):
             encoding.answer(Reply(200, {}, b"{}"))
+
+
+def test_cpu_time_is_that_of_all_processes_of_the_session_ended_ones_too(serving_suite):
+    systems = serving_suite("systems")
+    burn = "import time\nwhile time.process_time() < 0.3: pass"
+    program = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {burn!r}])\n{burn}\ninput()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, start_new_session=True
+    ) as process:
+        it, end = systems.Started(None, process.pid), time.monotonic() + 30
+        while it.cpu_s() < 0.55:
+            assert time.monotonic() < end, "what it took does not show"
+            time.sleep(0.01)
+        process.stdin.close()
+    assert np.isnan(systems.Started(None, process.pid).cpu_s())
 
 
 def test_every_peer_has_its_requirements_pinned_and_a_server(serving_suite):

@@ -27,8 +27,14 @@ def load_report():
 
 def search_report(rate):
     trials = [
-        {"rate_per_s": rate, "held": True, "why_not": "", "report": load_report()},
-        {"rate_per_s": 2 * rate, "held": False, "why_not": "p99 21.000 ms", "report": load_report()},
+        {"rate_per_s": rate, "held": True, "why_not": "", "cpu_ms": 2.125, "report": load_report()},
+        {
+            "rate_per_s": 2 * rate,
+            "held": False,
+            "why_not": "p99 21.000 ms",
+            "cpu_ms": 2.0,
+            "report": load_report(),
+        },
     ]
     found = {
         "target_p99_ms": 20.0,
@@ -97,7 +103,7 @@ def test_a_run_leaves_what_is_kept_of_it_and_the_page_of_that(suite, tmp_path):
     page = (tmp_path / "docs" / "serving-benchmarks-zen9.md").read_text()
     assert kept["command"] == f"python benchmarks/serving/run.py {' '.join(given)}"
     assert f"```\n{kept['command']}\n```" in page
-    assert "| Triton (Python backend), plain | 400 | 400 | 400 |" in page
+    assert "| Triton (Python backend), plain | 400 | 400 | 400 | 2.12 |" in page
     assert page == suite.written(kept)[0]
 
 
@@ -109,6 +115,7 @@ def test_each_trial_is_kept_with_its_rate_percentiles_and_whether_it_held(suite,
         "rate_per_s": 800.0,
         "held": False,
         "why_not": "p99 21.000 ms",
+        "cpu_ms": 2.0,
         "latency": LATENCY,
         "outcomes": {"answered": 460},
         "check": {"sampled": 8, "failed": 0},

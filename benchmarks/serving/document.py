@@ -46,10 +46,11 @@ def written(data: Mapping[str, Any]) -> tuple[str, bool]:
         f"the peers and {OURS} (as exported) run it as it is; {OURS} runs what `optimize` makes of it, in "
         f"fp32 ({data['engine']}); {OURS} (packed) runs the same weights in this project's packed layout, "
         f"requests of any lengths in a batch, answers within 1e-6 of max|y|; {IN_BF16} runs what `optimize` "
-        "makes of it where bf16 is allowed, its answers held to bf16's rule; the target is for fp32.",
+        "makes of it where bf16 is allowed, its answers held to bf16's rule; the target is for fp32. CPU "
+        "time is of all of a system's processes, at the highest rate that it held, the median over rounds.",
         "",
         *_peers_lines(data),
-        *_rate_table(rates, data["peers"]),
+        *_rate_table(rates, _cpu_ms(data), data["peers"]),
         "",
         *(f"- {_shown(system, data['peers'])}: 0 in round {number}: {why}" for system, number, why in broke),
         *([""] if broke else []),
@@ -140,15 +141,34 @@ def _peers_lines(data: Mapping[str, Any]) -> list[str]:
     return [" ".join(said), ""] if said else []
 
 
-def _rate_table(rates: Mapping[str, Sequence[float]], peers: Mapping[str, Any]) -> list[str]:
+def _cpu_ms(data: Mapping[str, Any]) -> dict[str, float]:
+    """Of each system that held a rate, the CPU time a request at the highest, the median over rounds."""
+    found = {}
+    for system in data["systems"]:
+        searches = (each[system] for each in data["rounds"])
+        taken = [
+            trial["cpu_ms"]
+            for search in searches
+            for trial in search["trials"]
+            if trial["held"] and trial["rate_per_s"] == search["rate_per_s"] and trial["cpu_ms"] is not None
+        ]
+        if taken:
+            found[system] = nearest_rank(taken, 0.5)
+    return found
+
+
+def _rate_table(
+    rates: Mapping[str, Sequence[float]], cpu_ms: Mapping[str, float], peers: Mapping[str, Any]
+) -> list[str]:
     count = max(map(len, rates.values()))
     lines = [
-        "| system | " + " | ".join(f"round {i + 1}" for i in range(count)) + " | median |",
-        "| --- |" + " ---: |" * (count + 1),
+        "| system | " + " | ".join(f"round {i + 1}" for i in range(count)) + " | median | CPU ms a request |",
+        "| --- |" + " ---: |" * (count + 2),
     ]
     for system, found in sorted(rates.items(), key=lambda item: -nearest_rank(item[1], 0.5)):
         cells = " | ".join(f"{each:.0f}" for each in found)
-        lines.append(f"| {_shown(system, peers)} | {cells} | {nearest_rank(found, 0.5):.0f} |")
+        took = f"{cpu_ms[system]:.2f}" if system in cpu_ms else "-"
+        lines.append(f"| {_shown(system, peers)} | {cells} | {nearest_rank(found, 0.5):.0f} | {took} |")
     return lines
 
 

@@ -76,8 +76,7 @@ def _search(found: Mapping[str, Any]) -> dict[str, Any]:
     if "why_none" in found:
         return dict(found)
     trials = [
-        {"rate_per_s": trial["rate_per_s"], "held": trial["held"], "why_not": trial["why_not"]}
-        | _run(trial["report"])
+        {name: trial[name] for name in ("rate_per_s", "held", "why_not", "cpu_ms")} | _run(trial["report"])
         for trial in found["trials"]
     ]
     kept = ("rate_per_s", "failed_per_s", "limited_by_generator")

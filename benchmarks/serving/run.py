@@ -20,6 +20,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from systems import NAMES, OUR_ARGUMENTS, OURS, PEER_VARIANTS, System, declared,
 from mha_deploy.benchmark.rounds import ROUNDS
 from mha_deploy.bundle import Bundle
 from mha_deploy.errors import CheckError, InputError, MissingError
+from mha_deploy.latency import figure
 from mha_deploy.load import (
     Arrivals,
     LoadOptions,
@@ -163,6 +165,23 @@ def _reason(error: InputError) -> str:
     return str(error).replace(f"{ROOT}/", "")
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A search, and the CPU time that the system took in each of its trials, in ms a request."""
+
+    report: SearchReport
+    cpu_ms: tuple[float, ...]
+
+    @property
+    def rate_per_s(self) -> float:
+        return self.report.rate_per_s
+
+    def to_json(self) -> dict[str, Any]:
+        data = self.report.to_json()
+        trials = zip(data["trials"], self.cpu_ms, strict=True)
+        return {**data, "trials": [{**trial, "cpu_ms": figure(ms)} for trial, ms in trials]}
+
+
 class _Search:
     """The highest rate of one system, started anew and ended again."""
 
@@ -174,23 +193,27 @@ class _Search:
         """Have this variant serve a bundle of its own, its answers held to that one's precision."""
         self._served[variant] = (bundle, ReferenceChecker(bundle))
 
-    def __call__(self, system: System, seed: int) -> SearchReport:
+    def __call__(self, system: System, seed: int) -> Found:
         lengths, driving = parse_lengths(LENGTHS), LoadOptions(warm_up=200, sample=8, seed=seed)
         bundle, checker = self._served.get(system.variant, self._served[""])
         with (
             tempfile.TemporaryDirectory() as folder,
-            started(system, bundle.folder, bundle.signature, Path(folder) / "log") as target,
+            started(system, bundle.folder, bundle.signature, Path(folder) / "log") as it,
         ):
+            cpu_ms: list[float] = []
 
             def run_at(rate: float) -> LoadReport:
                 count = max(LEAST, round(rate * self._seconds))
                 plan = open_plan(Arrivals("poisson", rate), lengths, count, seed)
-                return run_load(target, plan, driving, checker)
+                before_s = it.cpu_s()
+                report = run_load(it.target, plan, driving, checker)
+                cpu_ms.append((it.cpu_s() - before_s) * 1e3 / (count + driving.warm_up))
+                return report
 
-            alone = run_load(target, closed_plan(1, lengths, LEAST, seed), driving, checker)
+            alone = run_load(it.target, closed_plan(1, lengths, LEAST, seed), driving, checker)
             found = find_rate(run_at, alone, self._p99_ms, tolerance=self._tolerance)
         print(f"{system}: {found.rate_per_s:.1f}/s", file=sys.stderr, flush=True)
-        return found
+        return Found(found, tuple(cpu_ms))
 
 
 def _paged(kept: dict[str, Any], cpu: str) -> int:

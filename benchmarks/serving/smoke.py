@@ -34,10 +34,10 @@ def main() -> int:
                 checker = ReferenceChecker(served)
                 with (
                     tempfile.TemporaryDirectory() as folder,
-                    started(system, served.folder, served.signature, Path(folder) / "log") as target,
+                    started(system, served.folder, served.signature, Path(folder) / "log") as it,
                 ):
                     plan = closed_plan(4, parse_lengths("uniform:2:160"), 60)
-                    report = run_load(target, plan, LoadOptions(warm_up=8, sample=12), checker)
+                    report = run_load(it.target, plan, LoadOptions(warm_up=8, sample=12), checker)
                 answered, check = report.outcomes["answered"], report.check
                 print(f"{system}: {answered} of 60 answered, {check.failed} of {check.sampled} wrong", end="")
                 print(f", largest error {check.max_abs_error:.1e} (allowed {check.allowed:.1e})", flush=True)

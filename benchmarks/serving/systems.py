@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
+import math
 import os
 import signal
 import socket
@@ -13,7 +15,6 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -170,9 +171,27 @@ def command_of(system: System, bundle: Path, port: int) -> list[str]:
     return [str(python), str(serve), *where, "--variant", system.variant, "--workers", str(usable_cpus())]
 
 
-@contextmanager
-def started(system: System, bundle: Path, signature: Signature, log: Path) -> Iterator[Target]:
-    """The system, up and answering, as a target; ended when the block ends.
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A system that answers, as a target, and the session that all of its processes are in."""
+
+    target: Target
+    session: int
+
+    def cpu_s(self) -> float:
+        """CPU time that its processes have taken, all threads, in the kernel too; NaN without /proc."""
+        ticks = math.nan
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it has ended
+                fields = path.read_text(encoding="utf-8").rpartition(")")[2].split()  # from the state on
+                if int(fields[3]) == self.session:  # 11 to 14: its own and its ended children's
+                    ticks = (0 if math.isnan(ticks) else ticks) + sum(map(int, fields[11:15]))
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+
+@contextlib.contextmanager
+def started(system: System, bundle: Path, signature: Signature, log: Path) -> Iterator[Started]:
+    """The system, up and answering; ended when the block ends.
 
     Raises:
         InputError: it did not answer within START_S, or ended before; its log says why.
@@ -189,7 +208,7 @@ def started(system: System, bundle: Path, signature: Signature, log: Path) -> It
             start_new_session=True,
         )
     try:
-        yield _answering(system, port, signature, process, log)
+        yield Started(_answering(system, port, signature, process, log), process.pid)
     finally:
         _end(process)
 
