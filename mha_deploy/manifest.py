@@ -5,6 +5,7 @@ Later stages read the bundle and nothing else; nothing is inferred from a file's
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from mha_deploy.staging import locked, staged_file
 
 FORMAT = 1
 FILE_NAME = "manifest.json"
+VARIANTS = "variants"  # the folder of other forms of the block than the canonical
 PROVENANCE = ("mha_deploy", "created", "checkpoint", "machine")
 
 
@@ -42,15 +44,15 @@ class FileRecord:
         path = folder / file
         return cls(file, sha256_of(path), path.stat().st_size)
 
-    def verified(self, folder: Path) -> Path:
-        """The file's path, once it is there and holds what was recorded.
+    def verified(self, folder: Path, made_by: str = "export") -> Path:
+        """The file's path, once it is there and holds what was recorded. `made_by` is the command to advise.
 
         Raises:
             BundleError: it is missing, or its bytes are not the ones recorded.
         """
         path = folder / self.file
         if not path.is_file():
-            raise BundleError(f"{path} is missing; export again")
+            raise BundleError(f"{path} is missing; make it again with `{made_by}`")
         try:
             same = path.stat().st_size == self.bytes and sha256_of(path) == self.sha256
         except OSError as error:
@@ -59,7 +61,7 @@ class FileRecord:
             raise BundleError(
                 f"{path} is not the file that the manifest records "
                 f"({path.stat().st_size} bytes, expected {self.bytes} with SHA-256 {self.sha256[:12]}...); "
-                "it was changed or cut short: make it again (`export`, or `build-engine` for an engine)"
+                f"it was changed or cut short: make it again with `{made_by}`"
             )
         return path
 
@@ -91,8 +93,15 @@ class Artifact:
 
     def path(self, folder: Path) -> Path:
         """The file to open, after every file of this artifact was checked against its record."""
-        first, *_ = [record.verified(folder) for record in self.files]
+        first, *_ = [record.verified(folder, self._made_by(record)) for record in self.files]
         return first
+
+    def _made_by(self, record: FileRecord) -> str:
+        if "passport" in self.details:
+            return "build-engine"
+        # A variant may well run a file of another: the canonical graph's, under settings of its own.
+        within = Path(record.file).parts[0] == VARIANTS and self.layout == "padded"
+        return "optimize" if within else "export"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -247,10 +256,10 @@ class Manifest:
         )
 
 
-def update(folder: Path, artifact: Artifact) -> Manifest:
-    """Add or replace one artifact in the manifest on disk, whoever else does the same meanwhile."""
+def update(folder: Path, *artifacts: Artifact) -> Manifest:
+    """Add or replace artifacts in the manifest on disk at once, whoever else does the same meanwhile."""
     with locked(folder):
-        manifest = Manifest.read(folder).with_artifact(artifact)
+        manifest = functools.reduce(Manifest.with_artifact, artifacts, Manifest.read(folder))
         manifest.write(folder)
     return manifest
 

@@ -236,8 +236,28 @@ def test_a_file_cut_short_or_changed_is_refused_before_it_is_opened(tmp_path, fi
 def test_a_missing_file_is_refused(tmp_path, file):
     loaded = Bundle.load(bundle(tmp_path))
     (tmp_path / file).unlink()
-    with pytest.raises(BundleError, match=rf"{re.escape(file)} is missing; export again"):
+    with pytest.raises(BundleError, match=rf"{re.escape(file)} is missing; make it again with `export`"):
         loaded.open_session()
+
+
+@pytest.mark.parametrize(
+    ("file", "fields", "command"),
+    [
+        ("model.onnx", {}, "export"),
+        ("variants/fp16/model.onnx", {}, "optimize"),
+        ("variants/packed/model.onnx", {"layout": "packed"}, "export"),
+        ("engines/fp16.plan", {"details": {"passport": {}}}, "build-engine"),
+    ],
+)
+@pytest.mark.parametrize("changed", [True, False], ids=["changed", "missing"])
+def test_the_advice_for_a_file_that_does_not_hold_is_the_command_that_made_it(
+    tmp_path, file, fields, command, changed
+):
+    if changed:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_bytes(b"changed")
+    with pytest.raises(BundleError, match=rf"make it again with `{command}`$"):
+        artifact(files=(file,), **fields).path(tmp_path)
 
 
 def test_a_folder_that_moved_is_the_same_bundle(tmp_path):
