@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -20,12 +20,33 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
 
+def put_in_place(staging: Path, target: Path) -> None:
+    """Give `staging` the name `target`; a folder that has it is removed."""
+    if not target.exists():
+        staging.rename(target)
+        return
+    if not _exchange(staging, target):
+        # Without an atomic exchange the old folder steps aside for the moment between two renames.
+        aside = target.with_name(f".{target.name}.previous-{os.getpid()}")
+        target.rename(aside)
+        try:
+            staging.rename(target)
+        except BaseException:
+            if not target.exists():
+                aside.rename(target)
+            raise
+        finally:
+            if target.exists():
+                _discard(aside)
+
+
 @contextlib.contextmanager
-def staged_folder(target: Path) -> Iterator[Path]:
+def staged_folder(target: Path, place: Callable[[Path, Path], None] = put_in_place) -> Iterator[Path]:
     """A new folder beside `target`; when the block ends well it takes `target`'s place at once.
 
     When the block raises, is interrupted or is asked to stop (SIGTERM), the new folder is removed
     and what stood at `target` stands there still. What a killed run left is removed by the next.
+    `place(new folder, target)` may give it another name instead, or leave it to be removed.
 
     Raises:
         BundleError: the folder cannot be written.
@@ -41,7 +62,7 @@ def staged_folder(target: Path) -> Iterator[Path]:
     with stop_as_exception():
         try:
             yield staging
-            _put_in_place(staging, target)
+            place(staging, target)
         except OSError as error:
             raise BundleError(f"cannot write {target}: {error.strerror or error}") from error
         finally:
@@ -108,25 +129,6 @@ def as_umask_says(path: Path) -> None:
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(0o666 & ~mask)
-
-
-def _put_in_place(staging: Path, target: Path) -> None:
-    if not target.exists():
-        staging.rename(target)
-        return
-    if not _exchange(staging, target):
-        # Without an atomic exchange the old folder steps aside for the moment between two renames.
-        aside = target.with_name(f".{target.name}.previous-{os.getpid()}")
-        target.rename(aside)
-        try:
-            staging.rename(target)
-        except BaseException:
-            if not target.exists():
-                aside.rename(target)
-            raise
-        finally:
-            if target.exists():
-                _discard(aside)
 
 
 def _exchange(one: Path, other: Path) -> bool:

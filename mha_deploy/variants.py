@@ -11,7 +11,7 @@ import onnx
 
 from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.cases import QUICK, standard_cases
-from mha_deploy.errors import CheckError
+from mha_deploy.errors import BundleError, CheckError
 from mha_deploy.lowering import Lowered, lower_to_portable
 from mha_deploy.manifest import Artifact, update
 from mha_deploy.onnx_files import INLINE_LIMIT, check_graph, files_of, save
@@ -19,9 +19,9 @@ from mha_deploy.precision import Precision
 from mha_deploy.sessions import Session
 from mha_deploy.sessions.onnx_runtime import OnnxRuntimeSession
 from mha_deploy.sessions.packed import PackedSession, PaddedView
-from mha_deploy.staging import staged_folder
 from mha_deploy.twin import write_twin
 from mha_deploy.typed import Variant, kept_in_fp32, write_typed
+from mha_deploy.variant_files import staged_variant
 from mha_deploy.verification import FAILED, OUT_OF_RANGE, Judge
 from mha_deploy.verification.beyond_range import judged_beyond_range
 
@@ -57,16 +57,12 @@ def typed_artifact(
     if variant.precision is Precision.FP32 and variant.layout == "padded":
         return bundle.artifact(CANONICAL)
     keep = list(variant.keep_fp32)
-    present = [
-        artifact
-        for artifact in Bundle.load(bundle.folder).artifacts
-        if artifact.name == variant.name and artifact.details.get("keep_fp32", []) == keep
-    ]
+    present = _present(bundle.folder, variant.name, keep)
     if present:
-        return present[0]
+        return present
     status(f"exporting {variant.name}")
-    with staged_folder(bundle.folder / "variants" / variant.name) as staging:
-        path = staging / "model.onnx"
+    with staged_variant(bundle.folder, variant.name) as staged:
+        path = staged.path / "model.onnx"
         write_typed(bundle.reference(), variant, path, inline_limit)
         status(f"checking {variant.name} against PyTorch")
         checked = check_numerically(bundle, variant, path)
@@ -76,12 +72,22 @@ def typed_artifact(
         if keep:
             details["keep_fp32"] = keep
         if variant.precision is Precision.BF16:
-            write_twin(path, staging / "twin.onnx")
-    return _record(bundle, variant, details)
+            write_twin(path, staged.path / "twin.onnx")
+    return _record(bundle, variant, staged.folder, details)
 
 
-def _record(bundle: Bundle, variant: Variant, details: Mapping[str, Any]) -> Artifact:
-    folder = f"variants/{variant.name}"
+def _present(folder: Path, name: str, keep: list[str]) -> Artifact | None:
+    """What is recorded under that name, if its files are, and its twin's, still what was recorded."""
+    found = [a for a in Bundle.load(folder).artifacts if name in (a.name, a.details.get("twin_of"))]
+    try:
+        for artifact in found:
+            artifact.path(folder)
+    except BundleError:
+        return None
+    return next((a for a in found if a.name == name and a.details.get("keep_fp32", []) == keep), None)
+
+
+def _record(bundle: Bundle, variant: Variant, folder: str, details: Mapping[str, Any]) -> Artifact:
     artifact = Artifact(
         name=variant.name,
         runtime="onnxruntime",
@@ -91,18 +97,19 @@ def _record(bundle: Bundle, variant: Variant, details: Mapping[str, Any]) -> Art
         details=details,
         layout=variant.layout,
     )
-    update(bundle.folder, artifact)
-    if variant.precision is Precision.BF16:
-        twin = Artifact(
-            name=f"{variant.name}-twin",
-            runtime="onnxruntime",
-            precision=variant.precision,
-            signature=replace(variant, io="fp32").signature(bundle.spec),
-            files=files_of(bundle.folder, folder, "twin.onnx"),
-            details={"twin_of": variant.name, "computes_in": "fp32, every value rounded to bf16"},
-            layout=variant.layout,
-        )
-        update(bundle.folder, twin)
+    if variant.precision is not Precision.BF16:
+        update(bundle.folder, artifact)
+        return artifact
+    twin = Artifact(
+        name=f"{variant.name}-twin",
+        runtime="onnxruntime",
+        precision=variant.precision,
+        signature=replace(variant, io="fp32").signature(bundle.spec),
+        files=files_of(bundle.folder, folder, "twin.onnx"),
+        details={"twin_of": variant.name, "computes_in": "fp32, every value rounded to bf16"},
+        layout=variant.layout,
+    )
+    update(bundle.folder, artifact, twin)
     return artifact
 
 
@@ -153,8 +160,8 @@ def portable_artifact(bundle: Bundle, status: Status = lambda _: None) -> tuple[
     status("lowering to the portable form")
     source = bundle.artifact(CANONICAL)
     lowered = lower_to_portable(onnx.load(str(source.path(bundle.folder))))
-    with staged_folder(bundle.folder / "variants" / PORTABLE) as staging:
-        path = staging / "model.onnx"
+    with staged_variant(bundle.folder, PORTABLE) as staged:
+        path = staged.path / "model.onnx"
         save(lowered.model, path)
         check_graph(path, bundle.signature)
         status("checking it against PyTorch")
@@ -164,7 +171,7 @@ def portable_artifact(bundle: Bundle, status: Status = lambda _: None) -> tuple[
         runtime="onnxruntime",
         precision=Precision.FP32,
         signature=bundle.signature,
-        files=files_of(bundle.folder, f"variants/{PORTABLE}", "model.onnx"),
+        files=files_of(bundle.folder, staged.folder, "model.onnx"),
         details={
             "opset": 20,
             "made_from": source.name,

@@ -14,7 +14,7 @@ LAYERS = (
     ("precision", "signature", "machine", "staging"),
     ("spec", "spec_file", "masks", "ragged", "packed", "latency", "tensor_files"),
     ("manifest",),
-    ("onnx_files",),
+    ("onnx_files", "variant_files"),
     ("attention", "packed_attention", "weights", "stored_weights"),
     ("graph", "typed", "twin", "islands", "lowering", "tensorrt"),
     ("sessions",),

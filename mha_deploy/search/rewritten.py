@@ -12,7 +12,7 @@ from mha_deploy.lowering import Lowered
 from mha_deploy.manifest import Artifact
 from mha_deploy.onnx_files import check_graph, files_of, save
 from mha_deploy.search.candidate import Make, Status, variant_of
-from mha_deploy.staging import staged_folder
+from mha_deploy.variant_files import staged_variant
 
 
 def rewritten(name: str, lowering: Callable[[onnx.ModelProto], Lowered]) -> Make:
@@ -27,11 +27,11 @@ def rewritten(name: str, lowering: Callable[[onnx.ModelProto], Lowered]) -> Make
         lowered = lowering(onnx.load(str(source.path(bundle.folder))))
         if not lowered.steps:
             raise MissingError("this block's graph has nothing that it rewrites")
-        with staged_folder(bundle.folder / "variants" / name) as staging:
-            save(lowered.model, staging / "model.onnx")
-            check_graph(staging / "model.onnx", bundle.signature)
+        with staged_variant(bundle.folder, name) as staged:
+            save(lowered.model, staged.path / "model.onnx")
+            check_graph(staged.path / "model.onnx", bundle.signature)
         details = {"made_from": source.name, "lowering": [f"{s.rule} at {s.node}" for s in lowered.steps]}
-        files = files_of(bundle.folder, f"variants/{name}", "model.onnx")
+        files = files_of(bundle.folder, staged.folder, "model.onnx")
         return variant_of(source, name, files=files, details=details)
 
     return make
