@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from measured import FakeMachine
 
 from mha_deploy.search.choice import ALIKE, MARGIN, SOMEWHERE, Route, Size, choose
-from mha_deploy.search.gate import Verdict
-from mha_deploy.search.measuring import CLEARLY_SLOWER, FINALISTS, Timing, finalists, race
-from mha_deploy.search.record import FILE_NAME, Record
+from mha_deploy.search.measuring import CLEARLY_SLOWER, FINALISTS, finalists, race
 
 
 def raced(machine, times_ms, **fields):
@@ -161,33 +159,3 @@ def test_no_single_candidate_is_faster_than_the_choice_by_more_than_both_margins
     for name in names:
         alone = math.prod(size.ratios[name] for size in sizes) ** (1 / len(sizes))
         assert chosen <= alone * (1 + MARGIN) * (1 + ALIKE) * 1.0001
-
-
-TIMING = Timing(final=True, ratio=1.0, p50_ms=2.5, p99_ms=math.nan, samples=3, rounds_p50_ms=(2.0, 3.0))
-CONDITIONS = {"machine": "m", "sizes": {"batch": 1}}
-
-
-def test_what_was_found_is_found_again_under_the_same_conditions_and_no_other(tmp_path):
-    record = Record.load(tmp_path)
-    record.keep_timings(CONDITIONS, {"a": TIMING}, 99.0, ["busy"])
-    record.keep_verdict({"name": "a"}, Verdict(False, math.inf, "min", 1, "wrong"))
-    again = Record.load(tmp_path)
-    timings, ceiling, notices = again.timings(dict(reversed(CONDITIONS.items())))
-    assert (repr(timings["a"]), ceiling, notices) == (repr(TIMING), 99.0, ["busy"])
-    assert again.verdict({"name": "a"}) == Verdict(False, math.inf, "min", 1, "wrong")
-    assert again.timings({**CONDITIONS, "machine": "other"}) is None
-    assert again.verdict({"name": "b"}) is None
-
-
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"format": 1}', '{"format": 99, "entries": {}}'])
-def test_a_record_that_cannot_be_read_counts_as_none(tmp_path, damage):
-    (tmp_path / FILE_NAME).write_text(damage)
-    assert Record.load(tmp_path).entries == {}
-
-
-def test_a_damaged_entry_counts_as_none(tmp_path):
-    record = Record.load(tmp_path)
-    record.keep_timings(CONDITIONS, {"a": TIMING}, 99.0, ["busy"])
-    text = (tmp_path / FILE_NAME).read_text().replace("p50_ms", "p49_ms")
-    (tmp_path / FILE_NAME).write_text(text)
-    assert Record.load(tmp_path).timings(CONDITIONS) is None

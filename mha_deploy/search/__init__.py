@@ -8,6 +8,7 @@
     choice.py      one for all sizes, or one for short and one for long
     routing.py     two artifacts as one
     record.py      what was found before
+    recorded.py    what that may hold
     report.py      what was found, as plain data
     run.py         the search
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mha_deploy.manifest import Artifact
 from mha_deploy.search.gate import Verdict
-from mha_deploy.search.measuring import Timing
+from mha_deploy.search.recorded import Found, as_found, as_verdict
 from mha_deploy.staging import make_folder, staged_file
 
+T = TypeVar("T")
 FORMAT = 1
 FILE_NAME = "search.json"
 
@@ -23,7 +24,7 @@ class Record:
     """Verdicts by candidate and timings by size, each under a hash of all that it stands on.
 
     `load` and `save` are the only ones to touch the file. One that cannot be read, or is of another
-    format, counts as none: it is a cache.
+    format, counts as none, and so does an entry of it that holds what no search writes: it is a cache.
     """
 
     path: Path
@@ -32,58 +33,55 @@ class Record:
     @classmethod
     def load(cls, folder: Path) -> Record:
         path = folder / FILE_NAME
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            entries = data["entries"] if data["format"] == FORMAT else {}
-            return cls(path, {key: dict(entry) for key, entry in entries.items()})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return cls(path)
+        return cls(path, _read(path))
 
-    def verdict(self, stands_on: object) -> Verdict | None:
-        entry = self._entry("verdict", stands_on)
-        try:
-            return Verdict.from_json(entry) if entry else None
-        except (TypeError, KeyError):
-            return None
+    def save(self, added: Mapping[str, dict[str, Any]]) -> None:
+        """Write what is `added` beside what there is.
 
-    def keep_verdict(self, stands_on: object, verdict: Verdict) -> None:
-        self._keep("verdict", stands_on, verdict.to_json())
-
-    def timings(self, stands_on: object) -> tuple[dict[str, Timing], float, list[str]] | None:
-        """Timings by candidate, the ceiling in GFLOP/s, and what else went on meanwhile."""
-        entry = self._entry("timings", stands_on)
-        try:
-            if not entry:
-                return None
-            found = {name: Timing.from_json(data) for name, data in entry["candidates"].items()}
-            return found, float(entry["ceiling_gflops"]), list(entry["notices"])
-        except (TypeError, KeyError, AttributeError, ValueError):
-            return None
-
-    def keep_timings(
-        self,
-        stands_on: object,
-        timings: Mapping[str, Timing],
-        ceiling_gflops: float,
-        notices: Sequence[str],
-    ) -> None:
-        found = {
-            "candidates": {name: timing.to_json() for name, timing in timings.items()},
-            "ceiling_gflops": ceiling_gflops,
-            "notices": list(notices),
-        }
-        self._keep("timings", stands_on, found)
-
-    def _entry(self, kind: str, stands_on: object) -> dict[str, Any]:
-        found: dict[str, Any] = self.entries.get(_key(kind, stands_on), {}).get("found", {})
-        return found
-
-    def _keep(self, kind: str, stands_on: object, found: dict[str, Any]) -> None:
-        self.entries[_key(kind, stands_on)] = {"stands_on": stands_on, "found": found}
+        Raises:
+            BundleError: the file cannot be written.
+        """
+        self.entries |= added
         text = json.dumps({"format": FORMAT, "entries": self.entries}, indent=1) + "\n"
         make_folder(self.path.parent)
         with staged_file(self.path) as path:
             path.write_text(text, encoding="utf-8")
+
+    def verdict(self, stands_on: object) -> Verdict | None:
+        return _none_if_malformed(as_verdict, self._entry("verdict", stands_on))
+
+    def keep_verdict(self, stands_on: object, verdict: Verdict) -> None:
+        self._keep("verdict", stands_on, verdict.to_json())
+
+    def timings(self, stands_on: object, names: Iterable[str]) -> Found | None:
+        """What was found for these candidates together."""
+        found = _none_if_malformed(as_found, self._entry("timings", stands_on))
+        return found if found and found.timings.keys() == set(names) else None
+
+    def keep_timings(self, stands_on: object, found: Found) -> None:
+        self._keep("timings", stands_on, found.to_json())
+
+    def _entry(self, kind: str, stands_on: object) -> object:
+        return self.entries.get(_key(kind, stands_on), {}).get("found")
+
+    def _keep(self, kind: str, stands_on: object, found: dict[str, Any]) -> None:
+        self.save({_key(kind, stands_on): {"stands_on": stands_on, "found": found}})
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        entries = data["entries"] if data["format"] == FORMAT else {}
+        return {key: dict(entry) for key, entry in entries.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def _none_if_malformed(read: Callable[[object], T], data: object) -> T | None:
+    try:
+        return read(data)
+    except ValueError:
+        return None
 
 
 def identity(artifact: Artifact) -> dict[str, Any]:

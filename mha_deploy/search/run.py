@@ -23,8 +23,9 @@ from mha_deploy.search.candidates import all_candidates
 from mha_deploy.search.choice import Size
 from mha_deploy.search.choice import choose as choose_route
 from mha_deploy.search.gate import Verdict, gate
-from mha_deploy.search.measuring import CLEARLY_SLOWER, FINALISTS, HEAT_ROUNDS, Timing, race
+from mha_deploy.search.measuring import CLEARLY_SLOWER, FINALISTS, HEAT_ROUNDS, race
 from mha_deploy.search.record import Record, identity
+from mha_deploy.search.recorded import Found
 from mha_deploy.search.report import (
     BASELINE,
     FAILED,
@@ -209,21 +210,19 @@ class _Search:
         """All contenders at `sizes`, from the record where it has them."""
         contenders = [identity(each.artifact) for each in self.contenders.values()]
         stands_on = self._conditions | self.protocol | {"sizes": dict(sizes), "contenders": contenders}
-        known = self.record.timings(stands_on)
-        if known:
+        found = self.record.timings(stands_on, self.contenders)
+        if found:
             self.reused += 1
-            timings, ceiling_gflops, notices = known
         else:
-            timings, ceiling_gflops, notices = self._race(sizes)
-            self.record.keep_timings(stands_on, timings, ceiling_gflops, notices)
+            found = self._race(sizes)
+            self.record.keep_timings(stands_on, found)
         signature = self.bundle.signature
         length = length_of(signature, sizes)
         tokens = length * sizes[self.bundle.spec.dims[0].name]
-        return Measured(
-            sizes, length, tokens, self.bundle.spec.flops(sizes), ceiling_gflops, timings, tuple(notices)
-        )
+        flops = self.bundle.spec.flops(sizes)
+        return Measured(sizes, length, tokens, flops, found.ceiling_gflops, found.timings, found.notices)
 
-    def _race(self, sizes: Sizes) -> tuple[dict[str, Timing], float, list[str]]:
+    def _race(self, sizes: Sizes) -> Found:
         opened = {name: self._session(name) for name in self.contenders}
         turns = [
             session_turn(name, session, [random_feeds(session.signature, sizes)])
@@ -240,7 +239,8 @@ class _Search:
                 progress=lambda text: self.progress(f"{describe(sizes)}: {text}"),
             )
         matmul = beside[ceiling.name]
-        return timings, flops / min(matmul.merged_ms) / 1e6, end(matmul.medians_ms).notices()
+        notices = end(matmul.medians_ms).notices()
+        return Found(timings, flops / min(matmul.merged_ms) / 1e6, tuple(notices))
 
     @contextlib.contextmanager
     def _ceiling(self, precision: Precision) -> Iterator[tuple[Turn, int]]:
