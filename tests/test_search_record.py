@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 
@@ -18,6 +20,17 @@ TIMINGS = {
     "slow": Timing(False, 2.5, 1.25, 1.5, 20, (1.25, 1.25, 1.5)),
 }
 FOUND = Found(TIMINGS, 100.0, ("something else ran",))
+RUNS = """
+import sys
+from pathlib import Path
+from mha_deploy.search.gate import Verdict
+from mha_deploy.search.record import Record
+record = Record.load(Path(sys.argv[1]))
+print("loaded", flush=True)
+sys.stdin.readline()
+for number in range(20):
+    record.keep_verdict([sys.argv[2], number], Verdict(True, 0.5, "opt", 1))
+"""
 
 
 @pytest.fixture
@@ -158,3 +171,25 @@ def test_a_file_that_cannot_be_read_counts_as_none_and_is_written_anew(tmp_path,
     assert record.entries == {}
     record.keep_verdict("verdict", VERDICT)
     assert Record.load(tmp_path).verdict("verdict") == VERDICT
+
+
+def test_two_searches_at_once_keep_what_either_found(tmp_path):
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RUNS, str(tmp_path), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("one", "other")
+    ]
+    for process in processes:
+        assert process.stdout.readline() == "loaded\n"
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate()
+        assert process.returncode == 0
+    record = Record.load(tmp_path)
+    assert all(record.verdict([name, number]) for name in ("one", "other") for number in range(20))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from mha_deploy.manifest import Artifact
 from mha_deploy.search.gate import Verdict
 from mha_deploy.search.recorded import Found, as_found, as_verdict
-from mha_deploy.staging import make_folder, staged_file
+from mha_deploy.staging import locked, make_folder, staged_file
 
 T = TypeVar("T")
 FORMAT = 1
@@ -36,16 +36,17 @@ class Record:
         return cls(path, _read(path))
 
     def save(self, added: Mapping[str, dict[str, Any]]) -> None:
-        """Write what is `added` beside what there is.
+        """Write what is `added` beside what there is, which another search may have written meanwhile.
 
         Raises:
             BundleError: the file cannot be written.
         """
-        self.entries |= added
-        text = json.dumps({"format": FORMAT, "entries": self.entries}, indent=1) + "\n"
         make_folder(self.path.parent)
-        with staged_file(self.path) as path:
-            path.write_text(text, encoding="utf-8")
+        with locked(self.path.parent):
+            self.entries = {**self.entries, **_read(self.path), **added}
+            text = json.dumps({"format": FORMAT, "entries": self.entries}, indent=1) + "\n"
+            with staged_file(self.path) as path:
+                path.write_text(text, encoding="utf-8")
 
     def verdict(self, stands_on: object) -> Verdict | None:
         return _none_if_malformed(as_verdict, self._entry("verdict", stands_on))
