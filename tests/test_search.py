@@ -24,7 +24,7 @@ from mha_deploy.search.candidate import canonical, variant_of
 from mha_deploy.search.candidates import all_candidates
 from mha_deploy.search.record import FILE_NAME as RECORD
 from mha_deploy.search.routing import routed_artifact
-from mha_deploy.search.run import default_sizes
+from mha_deploy.search.sizes import default_sizes
 from mha_deploy.sessions import Placement
 from mha_deploy.sessions.fake import FakeSession
 from mha_deploy.sessions.onnx_runtime import OnnxRuntimeSession

@@ -4,6 +4,7 @@
     candidates/    one file a kind
     rewritten.py   those that are the canonical graph, rewritten
     gate.py        does it compute what PyTorch computes
+    sizes.py       where it is to be fast
     measuring.py   all that pass, in turns: a heat, and a final near its winner
     choice.py      one for all sizes, or one for short and one for long
     routing.py     two artifacts as one
