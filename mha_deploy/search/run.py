@@ -15,7 +15,7 @@ from mha_deploy.benchmark.ceilings_gpu import gpu_yardsticks
 from mha_deploy.benchmark.turns import Grid, cells_of, optimum
 from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.cases import QUICK, Case, describe, standard_cases
-from mha_deploy.errors import CheckError, InputError, MhaDeployError, MissingError
+from mha_deploy.errors import BundleError, CheckError, InputError, MhaDeployError, MissingError
 from mha_deploy.manifest import Artifact, Choice, choose
 from mha_deploy.precision import Precision
 from mha_deploy.search.candidate import Candidate
@@ -65,6 +65,7 @@ def optimize(
     Raises:
         InputError: `seconds` is not above 0.
         FeedError: the grid names an unknown dim or a size out of range.
+        BundleError: the bundle's folder cannot be written.
         MissingError: no candidate runs here.
         CheckError: none that runs passes.
     """
@@ -72,7 +73,9 @@ def optimize(
         raise InputError(f"seconds = {seconds}; expected a number above 0")
     cells = cells_of(bundle.spec, grid, optimum(bundle.spec)) if grid else default_sizes(bundle.spec)
     allowed = (Precision.FP32, *(Precision(each) for each in allow if each != Precision.FP32))
-    search = _Search(bundle, placement, seconds, progress, Record.load(bundle.folder))
+    record = Record.load(bundle.folder)
+    record.save({})  # learns before anything is measured whether it can
+    search = _Search(bundle, placement, seconds, progress, record)
     with search.sessions:
         for candidate in candidates or all_candidates():
             search.try_out(candidate, allowed)
@@ -170,6 +173,8 @@ class _Search:
             self._note(candidate, NOT_HERE, str(error))
             return
         except MhaDeployError as error:
+            if isinstance(error, BundleError) and isinstance(error.__cause__, OSError):
+                raise  # a disk that refuses says nothing of the candidate
             verdict = Verdict(False, math.inf, "", 0, str(error))
         if not verdict.passed:
             self.contenders.pop(candidate.name, None)
