@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mha_deploy import machine
 from mha_deploy.errors import BundleError
 from mha_deploy.manifest import Artifact, Manifest
@@ -159,3 +161,20 @@ class Bundle:
             for record in self.manifest.inputs
             for request in unpack(self.spec, load_file(record.verified(self.folder)))
         ]
+
+    def finite_inputs(self) -> list[Request]:
+        """`real_inputs`, for what is to be judged on its answers to them.
+
+        Raises:
+            BundleError: the inputs hold NaN or inf, and so do PyTorch's answers.
+        """
+        requests = self.real_inputs()
+        for number, request in enumerate(requests):
+            for name, array in request.tensors.items():
+                if not np.isfinite(array).all():
+                    raise BundleError(
+                        f"the inputs hold NaN or inf, in {name!r} of request {number} of "
+                        f"{self.folder / self.manifest.inputs[0].file}: no answer can be judged on them; "
+                        "export again with others"
+                    )
+        return requests

@@ -3,17 +3,21 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from conftest import small_spec
 
 from mha_deploy.bundle import Bundle
 from mha_deploy.errors import BundleError
 from mha_deploy.lowering import lean_attention
+from mha_deploy.pipeline import export
 from mha_deploy.precision import Precision
 from mha_deploy.search import Candidate, optimize
 from mha_deploy.search.candidate import canonical
 from mha_deploy.search.record import FILE_NAME
 from mha_deploy.search.rewritten import rewritten
 from mha_deploy.sessions import Placement
+from mha_deploy.tensor_files import write_tensors
 
 CANONICAL = Candidate("canonical", Precision.FP32, canonical)
 LEAN = Candidate("lean-attention", Precision.FP32, rewritten("lean-attention", lean_attention))
@@ -64,3 +68,17 @@ def test_a_file_that_is_not_the_recorded_one_is_still_a_candidates_own_failure(b
 
     report = searched(bundle, CANONICAL, Candidate("broken", Precision.FP32, broken))
     assert [each.outcome for each in report.tried] == ["passed", "failed"]
+
+
+@pytest.mark.parametrize("junk", [np.nan, np.inf])
+def test_inputs_that_hold_no_numbers_are_named_once_as_what_is_wrong(tmp_path, cli, junk):
+    x = np.ones((5, 32), np.float32)
+    x[3, 1] = junk
+    write_tensors(tmp_path / "inputs.npz", {"x": x, "lengths": np.array([2, 3])})
+    export(small_spec(), tmp_path / "bundle", inputs=tmp_path / "inputs.npz")
+    for options in ((), ("--portable",)):
+        result = cli("optimize", tmp_path / "bundle", *options)
+        assert result.exit_code == 2
+        said = " ".join(result.stderr.split())
+        assert said.count("the inputs hold NaN or inf, in 'x' of request 1 of ") == 1
+        assert "PyTorch computes" not in said

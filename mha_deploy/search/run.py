@@ -18,6 +18,7 @@ from mha_deploy.cases import QUICK, Case, describe, standard_cases
 from mha_deploy.errors import BundleError, CheckError, InputError, MhaDeployError, MissingError
 from mha_deploy.manifest import Artifact, Choice, choose
 from mha_deploy.precision import Precision
+from mha_deploy.ragged import Request
 from mha_deploy.search.candidate import Candidate
 from mha_deploy.search.candidates import all_candidates
 from mha_deploy.search.choice import Size
@@ -65,7 +66,7 @@ def optimize(
     Raises:
         InputError: `seconds` is not above 0.
         FeedError: the grid names an unknown dim or a size out of range.
-        BundleError: the bundle's folder cannot be written.
+        BundleError: the bundle's folder cannot be written, or its real inputs hold NaN or inf.
         MissingError: no candidate runs here.
         CheckError: none that runs passes.
     """
@@ -75,7 +76,7 @@ def optimize(
     allowed = (Precision.FP32, *(Precision(each) for each in allow if each != Precision.FP32))
     record = Record.load(bundle.folder)
     record.save({})  # learns before anything is measured whether it can
-    search = _Search(bundle, placement, seconds, progress, record)
+    search = _Search(bundle, placement, seconds, progress, record, bundle.finite_inputs())
     with search.sessions:
         for candidate in candidates or all_candidates():
             search.try_out(candidate, allowed)
@@ -125,6 +126,7 @@ class _Search:
     seconds: float
     progress: Callable[[str], None]
     record: Record
+    requests: Sequence[Request]
     sessions: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     tried: list[Tried] = field(default_factory=list)
     contenders: dict[str, _Contender] = field(default_factory=dict)
@@ -236,9 +238,8 @@ class _Search:
         verdict = self.record.verdict(stands_on)
         if verdict is None:
             if not self._judges:
-                spec, requests = self.bundle.spec, self.bundle.real_inputs()
                 self._judges.append(Judge(self.bundle.reference()))
-                self._cases += standard_cases(spec, requests, names=QUICK)
+                self._cases += standard_cases(self.bundle.spec, self.requests, names=QUICK)
             budget = float(artifact.details.get("max_relative_error", 0.0))
             judge = self._judges[0].with_budget(budget)
             verdict = gate(judge, self._session(name), name, self._cases, self.progress)
