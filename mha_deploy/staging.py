@@ -73,11 +73,15 @@ def staged_folder(target: Path, place: Callable[[Path, Path], None] = put_in_pla
 def staged_file(target: Path) -> Iterator[Path]:
     """A path beside `target` to write to; when the block ends well it takes `target`'s place.
 
+    What a killed run left is removed by the next.
+
     Raises:
         BundleError: the file cannot be written, or its folder is not there (and is not made).
     """
     check_target(target)
     staging = target.with_name(f".{target.name}.partial-{os.getpid()}{target.suffix}")
+    with contextlib.suppress(OSError):
+        _remove_halves(target)
     try:
         yield staging
         staging.replace(target)
@@ -156,6 +160,14 @@ def _remove_abandoned(target: Path) -> None:
             leftover.rename(target)
         else:
             _discard(leftover)
+
+
+def _remove_halves(target: Path) -> None:
+    """Files that killed runs had begun, to be `target`."""
+    for half in target.parent.glob(f"{glob.escape(f'.{target.name}.partial-')}*{glob.escape(target.suffix)}"):
+        owner = half.name.removeprefix(f".{target.name}.partial-").removesuffix(target.suffix)
+        if owner.isdigit() and not _alive(int(owner)) and half.is_file():
+            half.unlink(missing_ok=True)
 
 
 def _discard(path: Path) -> None:

@@ -326,3 +326,28 @@ def test_a_file_below_a_file_is_refused_with_the_reason(tmp_path, below):
 def test_a_path_that_names_no_file_is_refused(nameless):
     with pytest.raises(BundleError, match="cannot write"), staged_file(Path(nameless)):
         pass
+
+
+def test_halves_of_a_file_go_with_the_next_write_but_only_those_of_the_dead(tmp_path):
+    living = [f".y.json.partial-{ALIVE}.json", f".y.json.partial-{DEAD}.txt", f".x.json.partial-{DEAD}.json"]
+    others = [".y.json.partial-mine.json", "z.json"]
+    for name in (f".y.json.partial-{DEAD}.json", *living, *others):
+        (tmp_path / name).write_text("half")
+    with staged_file(tmp_path / "y.json") as path:
+        path.write_text("new")
+    assert names(tmp_path) == sorted([*living, *others, "y.json"])
+
+
+def test_a_write_that_is_killed_leaves_nothing_once_there_is_another(tmp_path):
+    code = (
+        "import os, signal, sys; from pathlib import Path; from mha_deploy.staging import staged_file\n"
+        "with staged_file(Path(sys.argv[1])) as path:\n"
+        "    path.write_text('half'); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    target = tmp_path / "search.json"
+    killed = subprocess.run([sys.executable, "-c", code, str(target)], cwd=ROOT, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(names(tmp_path)) == 1
+    with staged_file(target) as path:
+        path.write_text("whole")
+    assert names(tmp_path) == ["search.json"]
