@@ -19,8 +19,9 @@ from mha_deploy.quantization.evidence import split
 from mha_deploy.quantization.report import QuantizationReport
 from mha_deploy.quantization.search import Wanted, search
 from mha_deploy.ragged import Request, packed
-from mha_deploy.staging import locked, staged_folder
+from mha_deploy.staging import locked
 from mha_deploy.tensor_files import write_tensors
+from mha_deploy.variant_files import staged_variant
 
 
 def quantize(
@@ -41,22 +42,22 @@ def quantize(
         MissingError: onnxruntime is not installed.
     """
     own = not requests
-    chosen = list(requests) or bundle.real_inputs()
+    chosen = list(requests) or bundle.finite_inputs()
     split(chosen)
     with tempfile.TemporaryDirectory() as folder:
         report, path = search(bundle, chosen, wanted, Path(folder), progress)
         report = replace(report, inputs="the bundle" if own else "the inputs given")
         if not report.passed:
             return report
-        with staged_folder(bundle.folder / "variants" / INT8) as staging:
+        with staged_variant(bundle.folder, INT8) as staged:
             for file in path.parent.iterdir():  # the graph and its external data
-                shutil.copy(file, staging / file.name)
+                shutil.copy(file, staged.path / file.name)
     artifact = Artifact(
         name=INT8,
         runtime="onnxruntime",
         precision=Precision.INT8,
         signature=bundle.signature,
-        files=files_of(bundle.folder, f"variants/{INT8}", path.name),
+        files=files_of(bundle.folder, staged.folder, path.name),
         details=_details(report),
     )
     update(bundle.folder, artifact)
