@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from measured import samples
 
-from mha_deploy.benchmark.baseline import Baseline, GateReport, judge
+from mha_deploy.benchmark.baseline import GateReport, judge
+from mha_deploy.benchmark.baseline_file import Baseline
 from mha_deploy.benchmark.ceilings import COMPUTE
 from mha_deploy.benchmark.turns import cells_of, default_grid
 from mha_deploy.errors import BenchError
@@ -115,7 +116,7 @@ def test_a_file_that_is_no_report_is_refused_with_the_way_to_one(tmp_path, text)
     path = tmp_path / "baseline.json"
     path.write_text(text)
     with pytest.raises(
-        BenchError, match=r"is no report of this version .*; write one with: mha-deploy bench BUNDLE -o"
+        BenchError, match=r"is no report of this version: .*; write one with: mha-deploy bench BUNDLE -o"
     ):
         Baseline.read(path)
     with pytest.raises(BenchError, match=r"cannot read baseline .*: No such file"):
@@ -123,19 +124,64 @@ def test_a_file_that_is_no_report_is_refused_with_the_way_to_one(tmp_path, text)
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "message"),
     [
-        lambda d: d["cells"][0]["rounds_ms"].pop(),
-        lambda d: d["cells"][0].update(rounds_ms=[[0.0]] * 8),
-        lambda d: d["cells"][0].update(rounds_ms=[[]] * 8),
-        lambda d: d["cells"][0].update(rounds_ms=[["slow"]] * 8),
-        lambda d: d["ceiling"].pop("samples"),
-        lambda d: d.update(cells=["none"]),
+        (lambda d: d["cells"][0]["rounds_ms"].pop(), r"cells\[0\] has 7 rounds, the ceiling 8"),
+        (
+            lambda d: d["cells"][1].update(rounds_ms=[[0.0]] * 8),
+            r"cells\[1\].rounds_ms\[0\]\[0\] is 0.0, expe",
+        ),
+        (
+            lambda d: d["cells"][0].update(rounds_ms=[[]] * 8),
+            r"rounds_ms\[0\] is \[\], expected a list that is",
+        ),
+        (lambda d: d["cells"][0].update(rounds_ms=[["slow"]] * 8), r"is 'slow', expected a time in ms"),
+        (lambda d: d["cells"][0].update(rounds_ms=[[True]] * 8), r"is True, expected a time in ms"),
+        (lambda d: d["cells"][0].update(rounds_ms=[[10**400]] * 8), r"is 10+\.\.\., expected a time in ms"),
+        (lambda d: d["cells"][0]["rounds_ms"].insert(0, [float("inf")]), r"is inf, expected a time in ms"),
+        (lambda d: d["cells"][0]["rounds_ms"][3].append(float("nan")), r"is nan, expected a time in ms"),
+        (
+            lambda d: [
+                each.update(rounds_ms=[]) for each in (*d["cells"], *d["ceiling"]["samples"].values())
+            ],
+            r"cells\[0\].rounds_ms is \[\], expected a list that is not empty",
+        ),
+        (lambda d: d["ceiling"].pop("samples"), "ceiling has no 'samples'"),
+        (lambda d: d.update(cells=["none"]), r"cells\[0\] is 'none', expected an object"),
+        (lambda d: d.update(cells=[]), r"cells is \[\], expected a list"),
+        (lambda d: d.pop("machine"), "it has no 'machine'"),
+        (lambda d: d.update(machine=None), "machine is None, expected an object"),
+        (lambda d: d.update(machine=[]), r"machine is \[\], expected an object"),
+        (lambda d: d.update(threads=True), "threads is True, expected a whole number above 0"),
+        (lambda d: d.update(provider=None), "provider is None, expected a text"),
+        (lambda d: d["cells"][0].pop("flops"), r"cells\[0\] has no 'flops'"),
+        *(
+            (
+                lambda d, seq=seq: d["cells"][0]["sizes"].update(seq=seq),
+                r"cells\[0\].sizes.seq is .*whole number",
+            )
+            for seq in ("8", None, [8], 8.0, True, -8)
+        ),
     ],
 )
-def test_a_report_whose_samples_cannot_be_used_is_refused(baseline, change):
-    with pytest.raises(BenchError, match="is no report of this version"):
+def test_a_report_whose_parts_cannot_be_used_is_refused_by_the_first_of_them(baseline, change, message):
+    with pytest.raises(BenchError, match=f"is no report of this version: .*{message}"):
         Baseline.read(baseline(change))
+
+
+def test_a_file_that_is_no_text_is_refused_in_few_words(tmp_path):
+    path = tmp_path / "baseline.json"
+    for content in (b"\x80" * 10_000, b"[" * 100_000, b'{"format": "' + b"x" * 10_000 + b'"}'):
+        path.write_bytes(content)
+        with pytest.raises(BenchError, match="is no report of this version: ") as refused:
+            Baseline.read(path)
+        assert len(str(refused.value)) < 400 + 2 * len(str(path))
+
+
+def test_a_value_of_another_machine_is_shown_in_few_words(small_bundle, baseline):
+    before = Baseline.read(baseline(lambda d: d["machine"].update(cpu="x" * 10_000)))
+    with pytest.raises(BenchError, match=r"another machine: its cpu is 'x{299}\.\.\., here it is"):
+        before.admit(small_bundle, "", Placement(threads=1), [])
 
 
 def test_a_baseline_of_few_rounds_decides_nothing(bench_report, baseline):

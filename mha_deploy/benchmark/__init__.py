@@ -8,7 +8,7 @@
     bounds.py      what holds a run back
     report.py      bench
     candidates.py  bench --compare
-    baseline.py    bench --baseline
+    baseline.py    bench --baseline; the file that it names in baseline_file.py
     operators.py   bench --profile
     picture.py     bench --roofline
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mha_deploy import machine
 from mha_deploy.benchmark import ceilings
+from mha_deploy.benchmark.baseline_file import Baseline
 from mha_deploy.benchmark.comparison import Estimate, compare_apart
-from mha_deploy.benchmark.report import FORMAT, BenchReport, Cell, bench
+from mha_deploy.benchmark.report import BenchReport, Cell, bench
 from mha_deploy.benchmark.rounds import ROUNDS, SECONDS
 from mha_deploy.benchmark.turns import Grid, cells_of
 from mha_deploy.bundle import Bundle
-from mha_deploy.cases import describe
-from mha_deploy.errors import BenchError
 from mha_deploy.latency import nearest_rank
-from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, placed
-from mha_deploy.signature import Sizes
+from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement
 
 PASSED, REGRESSION, INCONCLUSIVE = "passed", "regression", "inconclusive"
 RULE = (
@@ -27,7 +23,6 @@ RULE = (
     "units of the MatMul timed in the same rounds; passed = one lies below it and none above; else "
     "inconclusive"
 )
-SAME_MACHINE = ("system", "cpu", "cpu_features", "usable_cpus")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,86 +73,6 @@ class GateReport:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """A report of `bench`, as its file holds it."""
-
-    path: Path
-    data: Mapping[str, Any]
-
-    @classmethod
-    def read(cls, path: Path) -> Baseline:
-        """Raises BenchError where the file is no such report."""
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            if data["format"] != FORMAT or not data["cells"]:
-                raise ValueError(f"format {data['format']!r}, expected {FORMAT}")
-            baseline = cls(path, data)
-            baseline.check_samples()
-        except OSError as error:
-            raise BenchError(f"cannot read baseline {path}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-            raise BenchError(
-                f"baseline {path} is no report of this version ({error!r}); write one with: mha-deploy bench "
-                f"BUNDLE -o {path}"
-            ) from error
-        return baseline
-
-    def admit(self, bundle: Bundle, artifact: str, placement: Placement, cells: Sequence[Sizes]) -> None:
-        """Raise BenchError where it was taken of something else, or elsewhere; what differs is named."""
-        here, there = machine.describe(), self.data["machine"]
-        for key in SAME_MACHINE:
-            self._same(f"another machine: its {key.replace('_', ' ')}", there.get(key), here[key])
-        chosen = bundle.artifact(artifact, placement)
-        threads = placed(chosen, placement).threads or machine.usable_cpus()
-        for what, key, ours in (
-            ("another block: its name", "subject", bundle.spec.name),
-            ("another artifact: its name", "artifact", chosen.name),
-            ("another artifact: its precision", "precision", chosen.precision.value),
-            ("another placement: its threads", "threads", threads),
-        ):
-            self._same(what, self.data.get(key), ours)
-        for sizes in cells:
-            found = self._cell(sizes)
-            if not found:
-                known = "; ".join(describe(cell["sizes"]) for cell in self.data["cells"])
-                raise BenchError(f"baseline {self.path} has no shape {describe(sizes)}; it has {known}")
-            self._same(
-                f"another block: its FLOPs at {describe(sizes)}", found["flops"], bundle.spec.flops(sizes)
-            )
-
-    def admit_provider(self, provider: str) -> None:
-        self._same("another placement: its provider", self.data.get("provider"), provider)
-
-    def _same(self, what: str, theirs: object, ours: object) -> None:
-        if theirs != ours:
-            raise BenchError(
-                f"baseline {self.path} is of {what} is {theirs!r}, here it is {ours!r}; take one here with: "
-                "mha-deploy bench BUNDLE -o FILE"
-            )
-
-    def check_samples(self) -> None:
-        """Raise, of whatever kind, unless every size has a time above 0 in each of the ceiling's rounds."""
-        ceiling_ms = self.ceiling_ms()
-        for sizes in self.sizes():
-            for took_ms, ceiling in zip(self.medians_ms(sizes), ceiling_ms, strict=True):
-                if not (took_ms > 0 and ceiling > 0):
-                    raise ValueError(f"{took_ms} ms and {ceiling} ms; expected times above 0")
-
-    def sizes(self) -> list[dict[str, int]]:
-        return [dict(cell["sizes"]) for cell in self.data["cells"]]
-
-    def medians_ms(self, sizes: Sizes) -> list[float]:
-        return [nearest_rank(samples, 0.5) for samples in self._cell(sizes)["rounds_ms"]]
-
-    def ceiling_ms(self) -> list[float]:
-        rounds = self.data["ceiling"]["samples"][ceilings.COMPUTE]["rounds_ms"]
-        return [nearest_rank(samples, 0.5) for samples in rounds]
-
-    def _cell(self, sizes: Sizes) -> Mapping[str, Any]:
-        return next((cell for cell in self.data["cells"] if cell["sizes"] == dict(sizes)), {})
-
-
 def gate(
     bundle: Bundle,
     baseline: Path,
@@ -182,7 +97,7 @@ def gate(
     """
     before = Baseline.read(baseline)
     default: dict[str, list[int]] = {
-        dim.name: sorted({sizes.get(dim.name, dim.opt) for sizes in before.sizes()})
+        dim.name: sorted({cell.sizes.get(dim.name, dim.opt) for cell in before.cells})
         for dim in bundle.spec.dims
     }
     before.admit(bundle, artifact, placement, cells_of(bundle.spec, grid or {}, default))
@@ -207,7 +122,7 @@ def judge(before: Baseline, cell: Cell, report: BenchReport, limit: float) -> Ju
     ceiling_now = report.ceilings.samples[ceilings.COMPUTE].medians_ms
     timed = compare_apart(then, now)
     by_ceiling = compare_apart(
-        [took / ceiling for took, ceiling in zip(then, before.ceiling_ms(), strict=True)],
+        [took / ceiling for took, ceiling in zip(then, before.ceiling_ms, strict=True)],
         [took / ceiling for took, ceiling in zip(now, ceiling_now, strict=True)],
     )
     intervals = (timed.interval, by_ceiling.interval)

@@ -1,0 +1,185 @@
+"""The report of `bench` that a gate holds a run against, read whole before anything is measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mha_deploy import machine
+from mha_deploy.benchmark import ceilings
+from mha_deploy.benchmark.report import FORMAT
+from mha_deploy.bundle import Bundle
+from mha_deploy.cases import describe
+from mha_deploy.errors import BenchError
+from mha_deploy.latency import nearest_rank
+from mha_deploy.sessions import Placement, placed
+from mha_deploy.signature import Sizes
+
+SAME_MACHINE = ("system", "cpu", "cpu_features", "usable_cpus")
+# No clock resolves less, and nobody waits for longer; the ratio of any two is a number.
+TIMES_MS = (1e-9, 1e12)
+_SHOWN = 300  # characters of what a file holds in a message
+
+
+@dataclass(frozen=True, slots=True)
+class SizeBefore:
+    """One size of a baseline: what it took, a median a round."""
+
+    sizes: Mapping[str, int]
+    flops: int
+    medians_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A report of `bench`, as its file holds it; `ceiling_ms` are the MatMul's medians, one a round."""
+
+    path: Path
+    machine: Mapping[str, object]
+    subject: str
+    artifact: str
+    precision: str
+    provider: str
+    threads: int
+    cells: tuple[SizeBefore, ...]
+    ceiling_ms: tuple[float, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> Baseline:
+        """Raises BenchError where the file is no such report."""
+        try:
+            return cls._of(path, _Part("", json.loads(path.read_text(encoding="utf-8"))))
+        except OSError as error:
+            raise BenchError(f"cannot read baseline {path}: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:
+            raise BenchError(
+                f"baseline {path} is no report of this version: {_clipped(str(error))}; write one with: "
+                f"mha-deploy bench BUNDLE -o {path}"
+            ) from error
+
+    @classmethod
+    def _of(cls, path: Path, report: _Part) -> Baseline:
+        """Raises ValueError where a part is missing or of another kind."""
+        if report["format"].whole() != FORMAT:
+            raise report["format"].wrong(str(FORMAT))
+        baseline = cls(
+            path=path,
+            machine=report["machine"].members(),
+            subject=report["subject"].text(),
+            artifact=report["artifact"].text(),
+            precision=report["precision"].text(),
+            provider=report["provider"].text(),
+            threads=report["threads"].whole(),
+            cells=tuple(
+                SizeBefore(
+                    {name: cell["sizes"][name].whole() for name in cell["sizes"].members()},
+                    cell["flops"].whole(),
+                    _medians_ms(cell),
+                )
+                for cell in report["cells"].parts()
+            ),
+            ceiling_ms=_medians_ms(report["ceiling"]["samples"][ceilings.COMPUTE]),
+        )
+        rounds = len(baseline.ceiling_ms)
+        for number, cell in enumerate(baseline.cells):
+            if len(cell.medians_ms) != rounds:
+                raise ValueError(f"cells[{number}] has {len(cell.medians_ms)} rounds, the ceiling {rounds}")
+        return baseline
+
+    def admit(self, bundle: Bundle, artifact: str, placement: Placement, cells: Sequence[Sizes]) -> None:
+        """Raise BenchError where it was taken of something else, or elsewhere; what differs is named."""
+        here = machine.describe()
+        for key in SAME_MACHINE:
+            self._same(f"another machine: its {key.replace('_', ' ')}", self.machine.get(key), here[key])
+        chosen = bundle.artifact(artifact, placement)
+        threads = placed(chosen, placement).threads or machine.usable_cpus()
+        for what, theirs, ours in (
+            ("another block: its name", self.subject, bundle.spec.name),
+            ("another artifact: its name", self.artifact, chosen.name),
+            ("another artifact: its precision", self.precision, chosen.precision.value),
+            ("another placement: its threads", self.threads, threads),
+        ):
+            self._same(what, theirs, ours)
+        for sizes in cells:
+            found = self._cell(sizes)
+            if found is None:
+                known = _clipped("; ".join(describe(cell.sizes) for cell in self.cells))
+                raise BenchError(f"baseline {self.path} has no shape {describe(sizes)}; it has {known}")
+            self._same(
+                f"another block: its FLOPs at {describe(sizes)}", found.flops, bundle.spec.flops(sizes)
+            )
+
+    def admit_provider(self, provider: str) -> None:
+        self._same("another placement: its provider", self.provider, provider)
+
+    def medians_ms(self, sizes: Sizes) -> tuple[float, ...]:
+        """Those of a size that was admitted."""
+        found = self._cell(sizes)
+        if found is None:
+            raise KeyError(describe(sizes))
+        return found.medians_ms
+
+    def _cell(self, sizes: Sizes) -> SizeBefore | None:
+        return next((cell for cell in self.cells if cell.sizes == dict(sizes)), None)
+
+    def _same(self, what: str, theirs: object, ours: object) -> None:
+        if theirs != ours:
+            raise BenchError(
+                f"baseline {self.path} is of {what} is {_clipped(repr(theirs))}, here it is {ours!r}; take "
+                "one here with: mha-deploy bench BUNDLE -o FILE"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A value in the file and its place there. Asked for what it is not, it raises ValueError."""
+
+    place: str
+    value: object
+
+    def __getitem__(self, key: str) -> _Part:
+        members = self.members()
+        if key not in members:
+            raise ValueError(f"{self.place or 'it'} has no {key!r}")
+        return _Part(f"{self.place}.{key}".lstrip("."), members[key])
+
+    def members(self) -> Mapping[str, object]:
+        if not isinstance(self.value, dict):
+            raise self.wrong("an object")
+        return self.value
+
+    def parts(self) -> list[_Part]:
+        if not isinstance(self.value, list) or not self.value:
+            raise self.wrong("a list that is not empty")
+        return [_Part(f"{self.place}[{i}]", each) for i, each in enumerate(self.value)]
+
+    def text(self) -> str:
+        if not isinstance(self.value, str):
+            raise self.wrong("a text")
+        return self.value
+
+    def whole(self) -> int:
+        if type(self.value) is not int or self.value < 1:  # True is an int too
+            raise self.wrong("a whole number above 0")
+        return self.value
+
+    def time_ms(self) -> float:
+        low, high = TIMES_MS
+        if type(self.value) not in (int, float) or not low <= self.value <= high:  # type: ignore[operator]
+            raise self.wrong(f"a time in ms, {low:g} to {high:g}")
+        return float(self.value)  # type: ignore[arg-type]
+
+    def wrong(self, expected: str) -> ValueError:
+        return ValueError(f"{self.place or 'it'} is {_clipped(repr(self.value), 60)}, expected {expected}")
+
+
+def _medians_ms(samples: _Part) -> tuple[float, ...]:
+    """One for each round."""
+    rounds = samples["rounds_ms"].parts()
+    return tuple(nearest_rank([each.time_ms() for each in taken.parts()], 0.5) for taken in rounds)
+
+
+def _clipped(text: str, length: int = _SHOWN) -> str:
+    return text if len(text) <= length else f"{text[:length]}..."
