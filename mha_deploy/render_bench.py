@@ -136,14 +136,7 @@ def gate_table(console: Console, report: GateReport) -> None:
         )
     console.print(table)
     _small(console, f"{baseline.RULE}.")
-    word = "PASSED" if report.passed else "FAILED"
-    slower = sum(each.outcome == baseline.REGRESSION for each in report.judgements)
-    console.print(
-        Text(
-            f"{word}: {slower} of {len(report.judgements)} sizes regressed",
-            "green" if report.passed else "bold red",
-        )
-    )
+    console.print(_verdict(report))
 
 
 def profile_tables(console: Console, profiles: Sequence[Profile]) -> None:
@@ -159,6 +152,20 @@ def profile_tables(console: Console, profiles: Sequence[Profile]) -> None:
         between = profile.between_ms
         table.add_row("between nodes", "", f"{between:.4f}", f"{between / profile.run_ms:.1%}")
         console.print(table)
+
+
+def _verdict(report: GateReport) -> Text:
+    """The gate in one line; that nothing became slower is not said where nothing was shown."""
+    sizes = len(report.judgements)
+    open_, slower = report.count(baseline.INCONCLUSIVE), report.count(baseline.REGRESSION)
+    if report.inconclusive:
+        return Text(
+            f"INCONCLUSIVE: none of {sizes} sizes was shown to be slower, and none to be as fast; measure "
+            "for longer, or take a new baseline",
+            "bold yellow",
+        )
+    words = f"{slower} of {sizes} sizes regressed" + (f", {open_} inconclusive" if open_ else "")
+    return Text(f"PASSED: {words}", "green") if report.passed else Text(f"FAILED: {words}", "bold red")
 
 
 def _interval(interval: Interval) -> str:

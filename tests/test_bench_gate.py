@@ -8,12 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from measured import samples
+from rich.console import Console
 
-from mha_deploy.benchmark.baseline import GateReport, judge
+from mha_deploy.benchmark.baseline import GateReport, gate, judge
 from mha_deploy.benchmark.baseline_file import Baseline
 from mha_deploy.benchmark.ceilings import COMPUTE
 from mha_deploy.benchmark.turns import cells_of, default_grid
 from mha_deploy.errors import BenchError
+from mha_deploy.render_bench import gate_table
 from mha_deploy.sessions import Placement
 
 GRID = {"batch": [1, 2], "seq": [8]}
@@ -184,10 +186,32 @@ def test_a_value_of_another_machine_is_shown_in_few_words(small_bundle, baseline
         before.admit(small_bundle, "", Placement(threads=1), [])
 
 
-def test_a_baseline_of_few_rounds_decides_nothing(bench_report, baseline):
+def test_a_baseline_of_few_rounds_is_refused_since_it_could_never_fail(small_bundle, baseline):
     def cut(data):
         steady(data)
         for each in (*data["cells"], data["ceiling"]["samples"][COMPUTE]):
-            each["rounds_ms"] = each["rounds_ms"][:2]
+            each["rounds_ms"] = each["rounds_ms"][:7]
 
-    assert judged(bench_report, Baseline.read(baseline(cut)), 10.0).outcome == "inconclusive"
+    with pytest.raises(BenchError, match="it has 7 rounds, a 99% interval takes 8 or more; write one with"):
+        Baseline.read(baseline(cut))
+    with pytest.raises(BenchError, match="7 rounds; a 99% interval takes 8 or more: ask for more rounds"):
+        gate(small_bundle, baseline(steady), 0.05, seconds=1e6, rounds=7)
+
+
+def test_a_gate_that_showed_nothing_says_so(bench_report, baseline, capsys):
+    before = Baseline.read(baseline(steady))
+    passed, open_, slower = (judged(bench_report, before, ratio) for ratio in (1.0, 1.055, 1.15))
+    for judgements, inconclusive, line in (
+        (
+            (open_, open_),
+            True,
+            "INCONCLUSIVE: none of 2 sizes was shown to be slower, and none to be as fast",
+        ),
+        ((passed, open_), False, "PASSED: 0 of 2 sizes regressed, 1 inconclusive"),
+        ((slower, open_), False, "FAILED: 1 of 2 sizes regressed, 1 inconclusive"),
+        ((passed, passed), False, "PASSED: 0 of 2 sizes regressed"),
+    ):
+        report = GateReport(bench_report, "file", 0.05, judgements)
+        assert report.to_json()["gate"]["inconclusive"] == report.inconclusive == inconclusive
+        gate_table(Console(width=200), report)
+        assert capsys.readouterr().out.splitlines()[-1].startswith(line)

@@ -9,7 +9,7 @@ from typing import Any
 
 from mha_deploy.benchmark import ceilings
 from mha_deploy.benchmark.baseline_file import Baseline
-from mha_deploy.benchmark.comparison import Estimate, compare_apart
+from mha_deploy.benchmark.comparison import Estimate, check_rounds, compare_apart
 from mha_deploy.benchmark.report import BenchReport, Cell, bench
 from mha_deploy.benchmark.rounds import ROUNDS, SECONDS
 from mha_deploy.benchmark.turns import Grid, cells_of
@@ -49,7 +49,10 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class GateReport:
-    """`passed` unless a size has become slower than allowed; an inconclusive one does not fail it."""
+    """`passed` unless a size has become slower than allowed; an inconclusive one does not fail it.
+
+    `inconclusive` tells that none but such sizes are there: then nothing was shown either way.
+    """
 
     report: BenchReport
     baseline: str
@@ -58,7 +61,15 @@ class GateReport:
 
     @property
     def passed(self) -> bool:
-        return all(judgement.outcome != REGRESSION for judgement in self.judgements)
+        return self.count(REGRESSION) == 0
+
+    @property
+    def inconclusive(self) -> bool:
+        return self.count(INCONCLUSIVE) == len(self.judgements)
+
+    def count(self, outcome: str) -> int:
+        """How many sizes came to it."""
+        return sum(judgement.outcome == outcome for judgement in self.judgements)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -68,6 +79,7 @@ class GateReport:
                 "max_regression": self.max_regression,
                 "rule": RULE,
                 "passed": self.passed,
+                "inconclusive": self.inconclusive,
                 "sizes": [judgement.to_json() for judgement in self.judgements],
             },
         }
@@ -92,9 +104,10 @@ def gate(
 
     Raises:
         BenchError: the baseline cannot be read, or is of another machine, block, artifact or placement,
-            or has not these sizes.
+            or has not these sizes; or too few rounds for an interval, which would let everything pass.
         FeedError: the grid names an unknown dim or a size out of range.
     """
+    check_rounds(rounds)
     before = Baseline.read(baseline)
     default: dict[str, list[int]] = {
         dim.name: sorted({cell.sizes.get(dim.name, dim.opt) for cell in before.cells})

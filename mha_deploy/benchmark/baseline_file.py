@@ -10,10 +10,11 @@ from pathlib import Path
 from mha_deploy import machine
 from mha_deploy.benchmark import ceilings
 from mha_deploy.benchmark.report import FORMAT
+from mha_deploy.benchmark.rounds import ROUNDS
 from mha_deploy.bundle import Bundle
 from mha_deploy.cases import describe
 from mha_deploy.errors import BenchError
-from mha_deploy.latency import nearest_rank
+from mha_deploy.latency import CONFIDENCE, nearest_rank
 from mha_deploy.sessions import Placement, placed
 from mha_deploy.signature import Sizes
 
@@ -86,6 +87,8 @@ class Baseline:
         for number, cell in enumerate(baseline.cells):
             if len(cell.medians_ms) != rounds:
                 raise ValueError(f"cells[{number}] has {len(cell.medians_ms)} rounds, the ceiling {rounds}")
+        if rounds < ROUNDS:
+            raise ValueError(f"it has {rounds} rounds, a {CONFIDENCE:.0%} interval takes {ROUNDS} or more")
         return baseline
 
     def admit(self, bundle: Bundle, artifact: str, placement: Placement, cells: Sequence[Sizes]) -> None:
