@@ -188,6 +188,7 @@ def test_bundles_of_other_sizes_are_not_compared(small_bundle):
     [
         ((), "bench was given no bundle; name one, or two with --compare"),
         (("--compare", "a", "b"), "'a' is neither given without a bundle nor a bundle's folder"),
+        (("--max-regression", "5%"), "--max-regression was given without --baseline, the report to hold"),
         (("--grid", "batch"), "--grid 'batch'; expected a dim and its sizes, as batch=1,8"),
         (("--grid", "batch=1", "--grid", "batch=2"), "--grid names one dim twice"),
     ],
@@ -206,7 +207,14 @@ def test_a_regression_is_allowed_as_a_share(cli, small_bundle, share):
 
 
 @pytest.mark.parametrize(
-    "option", [("--artifact", "x"), ("--baseline", "x"), ("--profile",), ("--roofline", "x")]
+    "option",
+    [
+        ("--artifact", "x"),
+        ("--baseline", "x"),
+        ("--profile",),
+        ("--roofline", "x"),
+        ("--max-regression", "5%"),
+    ],
 )
 def test_what_compare_does_not_take_is_refused(cli, small_bundle, option):
     result = cli("bench", small_bundle.folder, "--compare", "canonical", "canonical", *option)

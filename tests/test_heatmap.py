@@ -121,3 +121,9 @@ def test_what_is_drawn_shows_columns_of_features_too(small_bundle, tmp_path):
     path = broken(small_bundle, tmp_path / "projection.onnx", "output", slice(None))
     draw(mapped(small_bundle, path), tmp_path / "features.png")
     assert (tmp_path / "features.png").stat().st_size > 10_000
+
+
+def test_a_case_to_draw_without_a_file_to_draw_it_to_is_refused(small_bundle, cli):
+    result = cli("verify", small_bundle.folder, "--heat-map-case", "odd")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "--heat-map-case names the case that --heat-map draws; give both" in result.stderr

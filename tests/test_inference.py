@@ -146,3 +146,10 @@ def formula(bundle, x, keep):
     sums = weights.sum(-1, keepdims=True)
     context = np.divide(weights, sums, out=np.zeros_like(weights), where=sums > 0) @ v
     return context.transpose(1, 0, 2).reshape(len(x), 32) @ w["output.weight"].T + w["output.bias"]
+
+
+def test_a_form_of_mask_is_refused_where_the_requests_are_packed(demo_bundle, cli, tmp_path):
+    inputs, out = demo_bundle.folder / "inputs.safetensors", tmp_path / "y.npz"
+    result = cli("infer", demo_bundle.folder, inputs, "-o", out, "--mask-form", "keep")
+    assert (result.exit_code, result.stderr.count("\n"), out.exists()) == (2, 1, False)
+    assert "--mask-form is for the mask of padded inputs; " in result.stderr

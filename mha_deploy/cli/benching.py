@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 @click.option(
     "--baseline", type=FOLDER, help="A report by -o to hold this run against; exit code 1 if slower."
 )
-@click.option("--max-regression", default="5%", show_default=True, help="How much slower a size may become.")
+@click.option("--max-regression", metavar="SHARE", help="How much slower a size may become.  [default: 5%]")
 @click.option("--profile", "profiled", is_flag=True, help="Also time the graph's nodes (ONNX Runtime).")
 @click.option("--roofline", type=OUT, metavar="FILE.png", help="Also draw the sizes under the ceilings.")
 @click.option("-o", "--out", type=OUT, help="Also write the JSON report, raw samples included.")
@@ -77,13 +77,8 @@ def bench(
     if rounds:
         measuring["rounds"] = rounds
     home = Bundle.load(bundle) if bundle else None
+    _check_together(options, compared=bool(compared))
     if compared:
-        unused = [name for name in ("artifact", "baseline", "profiled", "roofline") if options[name]]
-        if unused:
-            raise InputError(
-                f"--compare was given with --{unused[0].removesuffix('d')}; it goes with --grid, --seconds, "
-                "--rounds and a placement: leave the other out"
-            )
         data = _compare(home, compared, measuring, options, as_json=as_json)
     elif home:
         data = _bench(home, measuring, options, as_json=as_json)
@@ -96,6 +91,20 @@ def bench(
         print_json(data)
     if not data.get("gate", {"passed": True})["passed"]:
         sys.exit(1)
+
+
+def _check_together(options: dict[str, Any], *, compared: bool) -> None:
+    """Refuse an option that would be passed over without a word."""
+    given = [name for name in ("artifact", "baseline", "profiled", "roofline") if options[name]]
+    if options["max_regression"] is not None:
+        given.append("max-regression")
+    if compared and given:
+        raise InputError(
+            f"--compare was given with --{given[0].removesuffix('d')}; it goes with --grid, --seconds, "
+            "--rounds and a placement: leave the other out"
+        )
+    if "max-regression" in given and not options["baseline"]:
+        raise InputError("--max-regression was given without --baseline, the report to hold this run against")
 
 
 def _compare(
@@ -129,7 +138,8 @@ def _bench(
         from mha_deploy.benchmark import check_picture, draw_roofline, gate, profile
 
     what = {"artifact": options["artifact"], "placement": _placement(options)}
-    picture, baseline, allowed = options["roofline"], options["baseline"], _share(options["max_regression"])
+    picture, baseline = options["roofline"], options["baseline"]
+    allowed = _share("5%" if options["max_regression"] is None else options["max_regression"])
     if picture:
         check_picture(picture)
     with status_line() as progress:

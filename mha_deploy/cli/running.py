@@ -17,6 +17,7 @@ from mha_deploy.cli.shared import (
     placement_options,
     print_json,
 )
+from mha_deploy.errors import InputError
 from mha_deploy.staging import interrupts_held
 
 
@@ -27,9 +28,7 @@ from mha_deploy.staging import interrupts_held
 @click.option(
     "--mask-form",
     type=click.Choice(["keep", "ignore", "additive"]),
-    default="keep",
-    show_default=True,
-    help="How the mask of padded inputs reads: True = keep, True = ignore, or 0 and -inf.",
+    help="How the mask of padded inputs reads: True = keep, True = ignore, or 0 and -inf.  [default: keep]",
 )
 @artifact_option
 @placement_options
@@ -39,7 +38,7 @@ def infer(
     bundle: Path,
     inputs: Path,
     out: Path,
-    mask_form: str,
+    mask_form: str | None,
     artifact: str,
     as_json: bool,
     **where: Any,
@@ -48,14 +47,20 @@ def infer(
     with interrupts_held():
         from mha_deploy.bundle import Bundle
         from mha_deploy.inference import infer as run
+        from mha_deploy.ragged import is_packed
         from mha_deploy.tensor_files import check_suffix, read_tensors, write_tensors
 
     check_suffix(out)
+    home, tensors = Bundle.load(bundle), read_tensors(inputs)
+    if mask_form and is_packed(tensors):
+        raise InputError(
+            f"--mask-form is for the mask of padded inputs; {inputs} holds packed requests, which have none"
+        )
     answers = run(
-        Bundle.load(bundle),
-        read_tensors(inputs),
+        home,
+        tensors,
         artifact,
-        mask_form=mask_form,
+        mask_form=mask_form or "keep",
         placement=placement(**where),
     )
     write_tensors(out, {"y": answers.y})

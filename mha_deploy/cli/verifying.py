@@ -100,6 +100,8 @@ def verify(
         if way == "--against":
             raise InputError("--heat-map shows an error against a reference; --against has another file")
         check_picture(heat_map)
+    elif heat_map_case:
+        raise InputError("--heat-map-case names the case that --heat-map draws; give both")
     _check_locating(way, keep_fp32_to, locate=locate)
     chosen = Chosen(heat_map_case)
     if options["inputs"]:
