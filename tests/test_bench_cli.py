@@ -54,6 +54,17 @@ def test_bench_prints_figures_with_their_conditions_a_profile_a_picture_and_a_ga
     assert picture.stat().st_size > 10_000
 
 
+def test_a_picture_that_cannot_be_written_costs_no_measurement(cli, small_bundle, tmp_path):
+    out, picture = tmp_path / "bench.json", tmp_path / f"{'x' * 240}.png"
+    for json_too in ((), ("--json",)):
+        result = cli("bench", small_bundle.folder, *SIZES, "--roofline", picture, "-o", out, *json_too)
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        assert "File name too long" in result.stderr
+        assert json.loads(out.read_text())["cells"]
+        out.unlink()
+        assert json.loads(result.stdout)["cells"] if json_too else "p50 ms" in result.stdout
+
+
 def slowed(report, path, factor):
     """The report as a baseline whose sizes took `factor` of their time."""
     data = json.loads(json.dumps(report.to_json()))

@@ -173,6 +173,9 @@ def test_a_file_into_a_folder_that_is_not_there_is_refused_before_any_work(
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert f"there is no folder {tmp_path / 'mistyped'}" in result.stderr
     assert list(tmp_path.iterdir()) == []
+    result = cli(*command, tmp_path)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert f"cannot write {tmp_path}: it is a folder" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import numpy as np
 import onnx
@@ -96,6 +97,19 @@ def test_without_a_name_the_worst_case_is_drawn(small_bundle):
     unknown.see(report.cases[0], chosen.make)
     with pytest.raises(InputError, match="no case 'absent' to draw a heat map of; cases: odd"):
         unknown.make()
+
+
+def test_a_case_that_will_not_be_run_is_refused_before_any_is(canonical, small_bundle, tmp_path, cli):
+    seen, absent = [], Chosen("absent")
+    note = lambda *shown: seen.append(shown)  # noqa: E731
+    for run in (partial(verify, small_bundle), partial(verify_file, small_bundle, canonical)):
+        with pytest.raises(InputError, match="no case 'absent' to draw a heat map of; cases: odd"):
+            run(names=["odd"], observe=note, planned=absent.check)
+    out = tmp_path / "map.png"
+    result = cli("verify", small_bundle.folder, "--heat-map", out, "--heat-map-case", "absent")
+    assert (result.exit_code, result.stderr.count("\n"), result.stdout) == (2, 1, "")
+    assert "no case 'absent' to draw a heat map of; cases: ragged-padding, padding-right, " in result.stderr
+    assert seen == []
 
 
 def test_the_picture_is_drawn_whole_and_with_nothing_to_warn_of(canonical, small_bundle, tmp_path, cli):

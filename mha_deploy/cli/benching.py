@@ -26,6 +26,7 @@ from mha_deploy.errors import InputError
 from mha_deploy.staging import interrupts_held, staged_file
 
 if TYPE_CHECKING:
+    from mha_deploy.benchmark import BenchReport
     from mha_deploy.bundle import Bundle
     from mha_deploy.sessions import Placement
 
@@ -78,17 +79,22 @@ def bench(
         measuring["rounds"] = rounds
     home = Bundle.load(bundle) if bundle else None
     _check_together(options, compared=bool(compared))
+    report: BenchReport | None = None
     if compared:
         data = _compare(home, compared, measuring, options, as_json=as_json)
     elif home:
-        data = _bench(home, measuring, options, as_json=as_json)
+        report, data = _bench(home, measuring, options, as_json=as_json)
     else:
         raise InputError("bench was given no bundle; name one, or two with --compare")
+    if as_json:
+        print_json(data)
     if out:
         with staged_file(out) as staging:
             staging.write_text(json.dumps(data) + "\n", encoding="utf-8")
-    if as_json:
-        print_json(data)
+    if report and options["roofline"]:  # last: what fails here has cost no measurement
+        from mha_deploy.benchmark import draw_roofline
+
+        draw_roofline(report, options["roofline"])
     if not data.get("gate", {"passed": True})["passed"]:
         sys.exit(1)
 
@@ -131,24 +137,22 @@ def _compare(
 
 def _bench(
     bundle: Bundle, measuring: dict[str, Any], options: dict[str, Any], *, as_json: bool
-) -> dict[str, Any]:
-    """Run and print a grid, and its gate, profile and picture where they are asked for; its data."""
+) -> tuple[BenchReport, dict[str, Any]]:
+    """Run and print a grid, and its gate and profile where they are asked for; its report and data."""
     with interrupts_held():
         from mha_deploy.benchmark import bench as run
-        from mha_deploy.benchmark import check_picture, draw_roofline, gate, profile
+        from mha_deploy.benchmark import check_picture, gate, profile
 
     what = {"artifact": options["artifact"], "placement": _placement(options)}
-    picture, baseline = options["roofline"], options["baseline"]
+    baseline = options["baseline"]
     allowed = _share("5%" if options["max_regression"] is None else options["max_regression"])
-    if picture:
-        check_picture(picture)
+    if options["roofline"]:
+        check_picture(options["roofline"])
     with status_line() as progress:
         gated = gate(bundle, baseline, allowed, **measuring, **what, progress=progress) if baseline else None
         report = gated.report if gated else run(bundle, **measuring, **what, progress=progress)
         sizes = [cell.sizes for cell in report.cells] if options["profiled"] else []
         profiles = [profile(bundle, each, **what) for each in sizes]
-    if picture:
-        draw_roofline(report, picture)
     if not as_json:
         from mha_deploy.render_bench import bench_table, gate_table, profile_tables
 
@@ -156,7 +160,8 @@ def _bench(
         profile_tables(console(), profiles)
         if gated:
             gate_table(console(), gated)
-    return (gated or report).to_json() | {"profiles": [each.to_json() for each in profiles]}
+    data = (gated or report).to_json() | {"profiles": [each.to_json() for each in profiles]}
+    return report, data
 
 
 def _placement(options: dict[str, Any]) -> Placement:

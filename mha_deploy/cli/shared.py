@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mha_deploy.errors import InputError
+from mha_deploy.errors import BundleError, InputError
 from mha_deploy.staging import check_target
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ class OutPath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         check_target(Path(value))
+        if Path(value).is_dir():
+            raise BundleError(f"cannot write {value}: it is a folder")
         return super().convert(value, param, ctx)
 
 

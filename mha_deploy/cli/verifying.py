@@ -178,7 +178,7 @@ def _run(way: str, target: Path, held: Any, chosen: Chosen, **options: Any) -> V
     if way == "--reference":
         from mha_deploy.foreign import verify_against_module
 
-        return verify_against_module(target, held, observe=chosen.see, **options)
+        return verify_against_module(target, held, observe=chosen.see, planned=chosen.check, **options)
     if way == "--against":
         from mha_deploy.foreign import verify_against_file
 
@@ -190,10 +190,10 @@ def _run(way: str, target: Path, held: Any, chosen: Chosen, **options: Any) -> V
     if way == "--onnx":
         from mha_deploy.foreign import verify_file
 
-        return verify_file(bundle, held, observe=chosen.see, **options)
+        return verify_file(bundle, held, observe=chosen.see, planned=chosen.check, **options)
     from mha_deploy.verification import verify as run
 
-    return run(bundle, observe=chosen.see, **options)
+    return run(bundle, observe=chosen.see, planned=chosen.check, **options)
 
 
 def _draw(chosen: Chosen, path: Path) -> None:

@@ -27,6 +27,7 @@ from mha_deploy.verification import (
     CaseResult,
     Judge,
     Observe,
+    Planned,
     PropertyResult,
     Suite,
     VerifyReport,
@@ -66,6 +67,7 @@ def verify_file(
     seed: int = 0,
     progress: Callable[[str], None] = lambda _: None,
     observe: Observe = lambda _result, _map: None,
+    planned: Planned = lambda _names: None,
 ) -> VerifyReport:
     """Hold the ONNX file at `path` against the bundle's reference on the standard cases.
 
@@ -73,7 +75,7 @@ def verify_file(
     ("ours=theirs") says. `mask_form` is "keep", "ignore" or "additive", by default what the mask
     input's dtype says. `dims` ("seq=16") narrow the bundle's own: an axis that the file freezes is a
     failure unless it is declared so. A file that does not load or run has failed too. `names`
-    picks cases and properties, as in `verify`; `inputs` and `observe` are as there.
+    picks cases and properties, as in `verify`; `inputs`, `observe` and `planned` are as there.
 
     Raises:
         InputError: no such file, inputs or outputs that cannot be told apart, a dim that the bundle does
@@ -99,6 +101,7 @@ def verify_file(
     if not names:
         refuse_unjudged(path.name, file.precision, real)
     suite = Suite(fit.spec, judge.references, real=real, seed=seed, names=names)
+    planned(suite.case_names)
     foreign = Foreign(file, fit.spec.signature, fit.output.name, partial(_translation, fit), placement)
     with runnable(file, placement) as runs:
         try:

@@ -25,6 +25,7 @@ from mha_deploy.verification import (
     CaseResult,
     Judge,
     Observe,
+    Planned,
     VerifyReport,
     failed_case,
 )
@@ -42,6 +43,7 @@ def verify_against_module(
     seed: int = 0,
     progress: Callable[[str], None] = lambda _: None,
     observe: Observe = lambda _result, _map: None,
+    planned: Planned = lambda _names: None,
 ) -> VerifyReport:
     """Hold the ONNX file at `path` against the module of `reference`, "file.py:factory".
 
@@ -50,7 +52,7 @@ def verify_against_module(
     its runs at the file's precision. `dims` ("seq=1:128:512") give ranges, else every axis is 1..8..32.
     Rows where the module itself is not finite, as those of a query with nothing to look at often are,
     are not compared, and the case says how many. A file that does not load or run has failed.
-    `names` picks cases, all where empty; `observe` is as in `verify`.
+    `names` picks cases, all where empty; `observe` and `planned` are as in `verify`.
 
     Raises:
         InputError: no such file, a reference that cannot be loaded or run, an unknown dim or output, or
@@ -102,7 +104,9 @@ def verify_against_module(
                 observe=observe,
                 draw=partial(map_by_output, judged, foreign),
             )
-            for drawn in drawing.cases(names):
+            cases = drawing.cases(names)
+            planned([drawn.name for drawn in cases])
+            for drawn in cases:
                 progress(f"{path.name}: {drawn.name}")
                 case, lost = _case(drawn, truth.run(drawn.feeds)["y"])
                 results.append(_result(bench, case, lost))

@@ -34,7 +34,7 @@ from mha_deploy.verification.report import (
     PropertyResult,
     VerifyReport,
 )
-from mha_deploy.verification.run import Bench, Observe, failed_case, suite_of, verify
+from mha_deploy.verification.run import Bench, Observe, Planned, failed_case, suite_of, verify
 from mha_deploy.verification.suite import Suite
 from mha_deploy.verification.yardstick import Reference, References
 
@@ -53,6 +53,7 @@ __all__ = [
     "Hop",
     "Judge",
     "Observe",
+    "Planned",
     "PropertyResult",
     "Reference",
     "References",

@@ -8,7 +8,7 @@ that computes it elsewhere), columns are groups of output features, and the map 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -80,6 +80,15 @@ class Chosen:
         self._seen: list[str] = []
         self._make: Callable[[], HeatMap] | None = None
 
+    def check(self, names: Sequence[str]) -> None:
+        """Raise InputError, before they are run, where none of the cases `names` is the one to draw."""
+        if self._case not in ("", *names):
+            raise self._unknown(names)
+
+    def _unknown(self, names: Sequence[str]) -> InputError:
+        known = ", ".join(dict.fromkeys(names)) or "none came to numbers"
+        return InputError(f"no case {self._case!r} to draw a heat map of; cases: {known}")
+
     def see(self, result: CaseResult, make: Callable[[], HeatMap]) -> None:
         if np.isnan(result.max_abs_error) or self._artifact not in ("", result.artifact):
             return
@@ -103,8 +112,7 @@ class Chosen:
             InputError: nothing that was seen fits.
         """
         if self._make is None:
-            known = ", ".join(dict.fromkeys(self._seen)) or "none came to numbers"
-            raise InputError(f"no case {self._case!r} to draw a heat map of; cases: {known}")
+            raise self._unknown(self._seen)
         return self._make()
 
 

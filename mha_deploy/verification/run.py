@@ -27,6 +27,7 @@ from mha_deploy.verification.yardstick import References
 
 Result = CaseResult | PropertyResult
 Observe = Callable[[CaseResult, Callable[[], HeatMap]], None]
+Planned = Callable[[Sequence[str]], None]
 NO_INPUTS: Feeds = MappingProxyType({})
 
 
@@ -43,16 +44,17 @@ def verify(
     placement: Placement = DEFAULT_PLACEMENT,
     progress: Callable[[str], None] = lambda _: None,
     observe: Observe = lambda _result, _map: None,
+    planned: Planned = lambda _names: None,
 ) -> VerifyReport:
     """Hold artifacts (all, or those named) against the reference.
 
     `names` picks cases and properties of the standard suite; `cases` are run in its place.
     `inputs` are real ones, packed or padded as `infer` takes them; the bundle's own where none are
-    given. `max_relative_error` is the
-    budget of integer precisions, a share; 0 takes the one that an artifact was accepted with.
-    `fail_fast` stops at the first failure. `observe` sees each case as it is judged, with a function
-    that makes its heat map. What this machine cannot run is listed in the report,
-    unless it was named or nothing runs; an artifact that does not load has failed.
+    given. `max_relative_error` is the budget of integer precisions, a share; 0 takes the one that an
+    artifact was accepted with. `fail_fast` stops at the first failure. `planned` sees the names of the
+    cases before any is run, `observe` each case as it is judged, with a function that makes its heat
+    map. What this machine cannot run is listed in the report, unless it was named or nothing runs; an
+    artifact that does not load has failed.
 
     Raises:
         BundleError: a file of the bundle is not the one recorded.
@@ -65,6 +67,7 @@ def verify(
     suite = suite_of(bundle, judge.references, inputs=inputs, seed=seed, names=names)
     for artifact in chosen if not names else ():
         refuse_unjudged(f"artifact {artifact.name!r}", artifact.precision, cases or suite.real)
+    planned([case.name for case in cases] or suite.case_names)
     found: list[Result] = []
     providers, not_run, stopped_at = dict[str, str](), dict[str, str](), ""
     for artifact in chosen:

@@ -58,6 +58,11 @@ class Suite:
             if held.name in self._names
         )
 
+    @property
+    def case_names(self) -> list[str]:
+        """Those of all precisions."""
+        return [name for name in self._order if name in self._names]
+
     def cases(self, precision: Precision) -> tuple[Case, ...]:
         """Those of every artifact and those that go to the limits of `precision`, cheap ones first."""
         if NEAR_OVERFLOW in self._names and precision not in self._own:
