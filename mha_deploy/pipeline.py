@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-
 from mha_deploy import machine
 from mha_deploy.attention import MultiHeadAttention
 from mha_deploy.axes import prove_axes, prove_sizes
@@ -26,8 +24,8 @@ from mha_deploy.precision import Precision
 from mha_deploy.ragged import unpack
 from mha_deploy.spec import AttentionSpec
 from mha_deploy.spec_file import load_spec
-from mha_deploy.staging import as_umask_says, staged_folder
-from mha_deploy.tensor_files import read_tensors, write_tensors
+from mha_deploy.staging import staged_folder
+from mha_deploy.tensor_files import read_tensors, save_safetensors
 from mha_deploy.typed import Variant
 from mha_deploy.variants import typed_artifact
 from mha_deploy.verification import CaseResult, Judge
@@ -76,8 +74,8 @@ def export(
     module = MultiHeadAttention(block)
     module.load_state_dict(loaded.tensors)
     with staged_folder(out) as staging:
-        safetensors.torch.save_file(loaded.tensors, staging / WEIGHTS_FILE)
-        as_umask_says(staging / WEIGHTS_FILE)
+        arrays = {name: tensor.numpy() for name, tensor in loaded.tensors.items()}
+        save_safetensors(staging / WEIGHTS_FILE, arrays)
         manifest = Manifest(
             spec=_portable(block),
             weights=FileRecord.of(staging, WEIGHTS_FILE),
@@ -147,7 +145,7 @@ def _copy_inputs(block: AttentionSpec, staging: Path) -> tuple[FileRecord, ...]:
         return ()
     tensors = read_tensors(Path(block.inputs_file))
     unpack(block, tensors)  # refuse now what verify could not use later
-    write_tensors(staging / INPUTS_FILE, tensors)
+    save_safetensors(staging / INPUTS_FILE, tensors)
     return (FileRecord.of(staging, INPUTS_FILE),)
 
 

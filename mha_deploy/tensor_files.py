@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from mha_deploy.errors import FeedError
@@ -53,10 +56,25 @@ def write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
         BundleError: the file cannot be written.
     """
     check_suffix(path)
-    contiguous: dict[str, Any] = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     with staged_file(path) as staging:
         if path.suffix == ".npz":
+            contiguous: dict[str, Any] = {name: np.ascontiguousarray(each) for name, each in tensors.items()}
             np.savez(staging, **contiguous)
         else:
-            save_file(contiguous, staging)
-            as_umask_says(staging)
+            save_safetensors(staging, tensors)
+
+
+def save_safetensors(path: Path, tensors: Mapping[str, Array]) -> None:
+    """Write to `path` itself, in a place that is staged already.
+
+    Raises:
+        OSError: it cannot be written; safetensors has an error of its own for that.
+    """
+    try:
+        save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, path)
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+    as_umask_says(path)
