@@ -166,11 +166,13 @@ def with_keep_mask(spec: AttentionSpec, tensors: Feeds, form: str) -> dict[str, 
 
 
 def _run_padded(session: Session, spec: AttentionSpec, feeds: Mapping[str, Array]) -> Answers:
-    rows = {len(array) if array.ndim else 0 for array in feeds.values()}
     if not feeds:
         raise FeedError("the inputs hold no arrays")
+    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
+    if any(not array.ndim for array in feeds.values()):
+        raise FeedError(f"inputs without a batch axis: {shapes}")
+    rows = {len(array) for array in feeds.values()}
     if len(rows) != 1:
-        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
         raise FeedError(f"inputs differ in their batch axis: {shapes}")
     (batch,) = rows
     slices = np.array_split(np.arange(batch), max(1, math.ceil(batch / spec.dims[0].max)))

@@ -153,3 +153,16 @@ def test_a_form_of_mask_is_refused_where_the_requests_are_packed(demo_bundle, cl
     result = cli("infer", demo_bundle.folder, inputs, "-o", out, "--mask-form", "keep")
     assert (result.exit_code, result.stderr.count("\n"), out.exists()) == (2, 1, False)
     assert "--mask-form is for the mask of padded inputs; " in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("x", "mask", "message"),
+    [
+        (np.float32(3), np.bool_(1), r"inputs without a batch axis: x \[\], mask \[\]"),
+        (np.zeros((1, 4, 32), np.float32), np.bool_(1), r"padding mask has shape \[\]; expected \[1, 4\]"),
+        (np.float32(3), np.ones((1, 4), bool), r"inputs without a batch axis: x \[\], mask \[1, 4\]"),
+    ],
+)
+def test_numbers_without_axes_are_refused_with_their_shapes(small_bundle, x, mask, message):
+    with pytest.raises(FeedError, match=message):
+        infer(small_bundle, {"x": np.asarray(x), "mask": np.asarray(mask)})
