@@ -177,6 +177,8 @@ def test_drift_at_a_later_size_of_a_comparison_is_noticed(small_bundle, monkeypa
             BenchError,
             "'canonical@threads=many' has '@threads=many'; expected ARTIFACT",
         ),
+        ("canonical@threads=²", BenchError, "has '@threads=²'; expected ARTIFACT"),
+        (f"canonical@threads={'9' * 5000}", BenchError, "expected ARTIFACT"),
         ("canonical@fast", BenchError, "has '@fast'; expected ARTIFACT, DIR or DIR:ARTIFACT"),
         ("", BundleError, "'' is neither an artifact"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -120,7 +121,7 @@ def _listed(bundle: Bundle) -> str:
 
 def _placed(option: str, placement: Placement, text: str) -> Placement:
     key, _, value = option.partition("=")
-    if key == "threads" and value.isdigit():
+    if key == "threads" and re.fullmatch("[0-9]{1,6}", value):
         return replace(placement, threads=int(value))
     if key == "device":
         return replace(placement, device=value)
