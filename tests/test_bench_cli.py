@@ -212,6 +212,14 @@ def test_what_bench_cannot_use_is_one_line(cli, arguments, message):
     assert message in result.stderr
 
 
+@pytest.mark.parametrize("seconds", ["inf", "nan"])
+def test_seconds_without_an_end_are_refused(cli, small_bundle, seconds):
+    for compared in ((), ("--compare", "canonical", "canonical")):
+        result = cli("bench", small_bundle.folder, "--seconds", seconds, *compared)
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        assert f"seconds = {seconds}; expected a finite number above 0" in result.stderr
+
+
 @pytest.mark.parametrize("share", ["5", "-1%", "five%", "5%5", "%", "nan%", "inf%"])
 def test_a_regression_is_allowed_as_a_share(cli, small_bundle, share):
     result = cli("bench", small_bundle.folder, "--baseline", "x.json", "--max-regression", share)

@@ -132,7 +132,10 @@ def test_two_turns_of_one_name_are_refused():
 
 @pytest.mark.parametrize(
     ("fields", "message"),
-    [({"seconds": 0.0}, "seconds = 0.0; expected a number"), ({"rounds": 0}, "rounds = 0; expected 1")],
+    [
+        ({"seconds": 0.0}, "seconds = 0.0; expected a finite number"),
+        ({"rounds": 0}, "rounds = 0; expected 1"),
+    ],
 )
 def test_a_schedule_without_time_or_rounds_is_refused(fields, message):
     with pytest.raises(BenchError, match=message):

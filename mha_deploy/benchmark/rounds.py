@@ -9,6 +9,7 @@ is a pause, since the spinning threads of the turn before would slow it, and run
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -62,8 +63,8 @@ class Schedule:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.seconds > 0:
-            raise BenchError(f"seconds = {self.seconds}; expected a number above 0")
+        if not 0 < self.seconds < math.inf:
+            raise BenchError(f"seconds = {self.seconds}; expected a finite number above 0")
         if self.rounds < 1:
             raise BenchError(f"rounds = {self.rounds}; expected 1 or more")
 
