@@ -145,3 +145,9 @@ def test_the_ceilings_of_a_gpu_are_measured():
     assert found.memory_gb_s > 100
     assert found.gflops > 1000
     assert found.overhead_ms < 1
+
+
+def test_a_size_that_is_asked_for_twice_is_measured_once(small_bundle):
+    asked = {"batch": [2, 1, 2], "seq": [8, 8]}
+    cells = cells_of(small_bundle.spec, asked, default_grid(small_bundle.spec))
+    assert cells == [{"batch": 2, "seq": 8}, {"batch": 1, "seq": 8}]

@@ -97,7 +97,7 @@ def optimum(spec: AttentionSpec) -> dict[str, list[int]]:
 
 
 def cells_of(spec: AttentionSpec, asked: Grid, default: Grid) -> list[dict[str, int]]:
-    """Every combination of the sizes asked for, those of other dims taken from `default`.
+    """Every combination of the sizes asked for, once, those of other dims taken from `default`.
 
     Raises:
         FeedError: an unknown dim, or a size out of range.
@@ -105,7 +105,7 @@ def cells_of(spec: AttentionSpec, asked: Grid, default: Grid) -> list[dict[str, 
     unknown = [name for name in asked if name not in default]
     if unknown:
         raise FeedError(f"grid names {', '.join(unknown)}; the dims are {', '.join(default)}")
-    grid = {dim.name: asked.get(dim.name, default[dim.name]) for dim in spec.dims}
+    grid = {dim.name: list(dict.fromkeys(asked.get(dim.name, default[dim.name]))) for dim in spec.dims}
     for dim in spec.dims:
         for size in grid[dim.name]:
             if not dim.min <= size <= dim.max:
