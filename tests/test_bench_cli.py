@@ -13,6 +13,7 @@ from conftest import small_spec
 from mha_deploy.benchmark import Candidate, candidate, contest
 from mha_deploy.bundle import Bundle
 from mha_deploy.errors import BenchError, BundleError, FeedError
+from mha_deploy.pipeline import export
 from mha_deploy.sessions import Placement
 from mha_deploy.sessions.fake import FakeSession
 from mha_deploy.signature import Dim
@@ -121,6 +122,19 @@ def test_two_bundles_are_compared_without_a_third(cli, small_bundle, tmp_path):
     assert result.exit_code == 0
     found = json.loads(result.stdout)["comparisons"][0]
     assert found["b"]["name"] == f"B: {other}:canonical"
+
+
+def test_blocks_that_differ_are_noticed_where_they_are_compared(small_bundle, tmp_path):
+    wide = export(small_spec(d_model=64, num_heads=8, name="wide"), tmp_path / "wide")
+    one, same, other = (
+        Candidate("", each, "canonical", Placement()) for each in (small_bundle,) * 2 + (wide,)
+    )
+    line = "A and B compute different blocks: d_model 32 and 64, num_heads 4 and 8"
+    sizes = {"batch": [1], "seq": [1]}
+    noticed = contest(one, other, grid=sizes, seconds=0.01, rounds=8).to_json()["notices"]
+    assert noticed[0].startswith(line)
+    alike = contest(one, same, grid=sizes, seconds=0.01, rounds=8).notices()
+    assert not any("different blocks" in notice for notice in alike)
 
 
 def test_candidates_are_artifacts_bundles_or_either_under_a_placement(small_bundle, tmp_path):

@@ -6,7 +6,7 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,12 @@ from mha_deploy.bundle import Bundle
 from mha_deploy.errors import BenchError, BundleError
 from mha_deploy.sessions import Placement, placed
 from mha_deploy.signature import Sizes
+from mha_deploy.spec import AttentionSpec
 
 # A session that takes longer to open is opened once, not before every round.
 REOPENED_BELOW_S = 0.5
+# What two blocks may differ in and compute the same, or at the sizes measured the same.
+ALIKE = ("name", "dims", "weights", "inputs_file", "dropout")
 GRAMMAR = "ARTIFACT, DIR or DIR:ARTIFACT, each with @threads=N, @device=cuda or @cuda-graphs after it"
 
 
@@ -52,7 +55,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class ContestReport:
-    """One comparison a size; `reopened` tells whether every round had sessions of its own."""
+    """One comparison a size; `reopened` tells whether every round had sessions of its own, `blocks` in
+    what the blocks differ."""
 
     devices: tuple[str, str]
     providers: tuple[str, str]
@@ -61,6 +65,7 @@ class ContestReport:
     conditions: Conditions
     schedule: Schedule
     machine: Mapping[str, object]
+    blocks: tuple[str, ...] = ()
 
     def notices(self) -> list[str]:
         """What a reader of the figures should know."""
@@ -69,7 +74,7 @@ class ContestReport:
             for pair in zip(self.devices, self.providers, strict=True)
             for notice in fallback_notices(*pair)
         ]
-        return fallbacks + self.conditions.notices()
+        return [*self.blocks, *fallbacks, *self.conditions.notices()]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -184,7 +189,18 @@ def contest(
         end(max(of_a, key=lambda medians_ms: abs(drift_of(medians_ms)))),
         schedule,
         machine.describe(),
+        tuple(_block_notices(a.bundle.spec, b.bundle.spec)),
     )
+
+
+def _block_notices(a: AttentionSpec, b: AttentionSpec) -> list[str]:
+    """Where not one block is computed twice: a ratio of two tells nothing of how well either runs."""
+    differ = [
+        f"{field.name} {getattr(a, field.name)!r} and {getattr(b, field.name)!r}"
+        for field in fields(AttentionSpec)
+        if field.name not in ALIKE and getattr(a, field.name) != getattr(b, field.name)
+    ]
+    return [f"A and B compute different blocks: {', '.join(differ)}"] if differ else []
 
 
 def _check_sizes(candidate: Candidate, sizes: Sizes) -> None:
