@@ -12,16 +12,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mha_deploy import machine
 from mha_deploy.attention import MultiHeadAttention
 from mha_deploy.axes import prove_axes, prove_sizes
 from mha_deploy.bundle import CANONICAL, Bundle
-from mha_deploy.errors import BundleError
+from mha_deploy.errors import BundleError, FeedError
 from mha_deploy.graph import OPSET, write_graph
 from mha_deploy.manifest import FILE_NAME, Artifact, FileRecord, Manifest, sha256_of, update
 from mha_deploy.onnx_files import INLINE_LIMIT
 from mha_deploy.precision import Precision
 from mha_deploy.ragged import unpack
+from mha_deploy.signature import Feeds
 from mha_deploy.spec import AttentionSpec
 from mha_deploy.spec_file import load_spec
 from mha_deploy.staging import staged_folder
@@ -144,9 +147,22 @@ def _copy_inputs(block: AttentionSpec, staging: Path) -> tuple[FileRecord, ...]:
     if not block.inputs_file:
         return ()
     tensors = read_tensors(Path(block.inputs_file))
-    unpack(block, tensors)  # refuse now what verify could not use later
+    _refuse_unusable(block, tensors)
     save_safetensors(staging / INPUTS_FILE, tensors)
     return (FileRecord.of(staging, INPUTS_FILE),)
+
+
+def _refuse_unusable(block: AttentionSpec, tensors: Feeds) -> None:
+    """Refuse now what verify could not use later: no artifact could pass on it."""
+    for number, request in enumerate(unpack(block, tensors)):
+        for name, array in request.tensors.items():
+            with np.errstate(over="ignore"):  # what fp32 cannot hold is infinite there
+                finite = np.isfinite(array.astype(np.float32))
+            if not finite.all():
+                raise FeedError(
+                    f"inputs {block.inputs_file}: {name!r} of request {number} holds NaN, inf or what fp32 "
+                    "cannot hold; a bundle carries real inputs to be verified on, so leave that request out"
+                )
 
 
 def _canonical(block: AttentionSpec, staging: Path) -> Artifact:
