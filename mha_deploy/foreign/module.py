@@ -22,6 +22,7 @@ from mha_deploy.foreign.session import as_rows
 from mha_deploy.precision import Precision
 from mha_deploy.sessions import Session
 from mha_deploy.sessions.onnx_runtime import one_line
+from mha_deploy.sessions.reference import MOVED, move_weights
 from mha_deploy.signature import Array, Feeds, Signature
 
 
@@ -92,8 +93,8 @@ class _ModuleSession(Session):
         self._spelled_out, self._position = path == "spelled-out", position
         try:
             self._module = copy.deepcopy(module).to(self._dtype).eval()
-            if path.startswith("moved-"):
-                _move_weights(self._module, precision, int(path.removeprefix("moved-")))
+            if path.startswith(MOVED):
+                move_weights(self._module, precision, int(path.removeprefix(MOVED)))
         except Exception as error:  # of the user's own module
             raise InputError(
                 f"the reference module cannot be converted to {precision.value}: {one_line(error)}"
@@ -126,16 +127,6 @@ class _ModuleSession(Session):
 
     def _check_outputs(self, outputs: dict[str, Array], sizes: Mapping[str, int]) -> None:
         """Whatever shape the reference answers with is right."""
-
-
-def _move_weights(module: nn.Module, precision: Precision, seed: int) -> None:
-    """Every weight by up to one eps of itself."""
-    random = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in module.parameters():
-            if weight.is_floating_point():
-                step = 2 * torch.rand(weight.shape, generator=random, dtype=torch.float64) - 1
-                weight.copy_(weight.to(torch.float64) * (1 + precision.eps * step))
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from mha_deploy.signature import Array, Feeds, Sizes
 
 # Attention scores held at once; larger batches go through in parts, which changes no answer.
 SCORES_AT_ONCE = 2**26
+MOVED = "moved-"  # the path of a module whose weights are moved; a seed follows
 
 
 class ReferenceSession(Session):
@@ -27,6 +28,8 @@ class ReferenceSession(Session):
         self._module = MultiHeadAttention(spec, module.path)
         self._module.load_state_dict(module.state_dict())
         self._module.to(self._dtype).eval()
+        if module.path.startswith(MOVED):
+            move_weights(self._module, precision, int(module.path.removeprefix(MOVED)))
 
     def _execute(self, feeds: Feeds) -> dict[str, Array]:
         spec = self._module.spec
@@ -64,3 +67,13 @@ class ContextSession(ReferenceSession):
 
     def _check_outputs(self, outputs: dict[str, Array], sizes: Sizes) -> None:
         """The signature is that of the block's answer."""
+
+
+def move_weights(module: torch.nn.Module, precision: Precision, seed: int) -> None:
+    """Every weight by up to one eps of itself."""
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in module.parameters():
+            if weight.is_floating_point():
+                step = 2 * torch.rand(weight.shape, generator=random, dtype=torch.float64) - 1
+                weight.copy_(weight.to(torch.float64) * (1 + precision.eps * step))
