@@ -193,14 +193,15 @@ def test_a_calibration_is_kept_in_the_bundle_and_taken_up_again(own_bundle):
 
 def test_a_damaged_calibration_is_made_again(own_bundle):
     first = calibrated(own_bundle, "canonical", DEFAULT_PLACEMENT, OPTIONS)
-    (path,) = (own_bundle.folder / FOLDER).iterdir()
+    paths = list((own_bundle.folder / FOLDER).iterdir())
     for text in (
         "{",
         "[]",
         "{}",
         *({**first.to_json(), **wrong} for wrong in ({"workers": 0}, {"drift": -1}, {"drift": "much"})),
     ):
-        path.write_text(text if isinstance(text, str) else json.dumps(text), encoding="utf-8")
+        for path in paths:
+            path.write_text(text if isinstance(text, str) else json.dumps(text), encoding="utf-8")
         assert stored(own_bundle, "canonical", DEFAULT_PLACEMENT, OPTIONS) is None
     calibrated(own_bundle, "canonical", DEFAULT_PLACEMENT, OPTIONS)
     assert stored(own_bundle, "canonical", DEFAULT_PLACEMENT, OPTIONS) is not None
