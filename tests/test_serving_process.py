@@ -107,8 +107,6 @@ main(["serve", sys.argv[1], "--port", "0"])
 
 
 def test_sigterm_during_the_start_ends_it_in_one_line(small_bundle, tmp_path):
-    import shutil
-
     folder = shutil.copytree(small_bundle.folder, tmp_path / "bundle")
     files = sorted(folder.rglob("*"))
     with subprocess.Popen(
@@ -123,6 +121,36 @@ def test_sigterm_during_the_start_ends_it_in_one_line(small_bundle, tmp_path):
         out, told = process.communicate(timeout=30)
     assert (process.returncode, out, told) == (143, "", "stopped by SIGTERM before it was ready\n")
     assert sorted(folder.rglob("*")) == files
+
+
+ASKED = """
+import os, signal, sys
+from mha_deploy import Bundle
+from mha_deploy.runner import RunnerOptions
+from mha_deploy.serving import ServeOptions, serve
+
+def announce(_server):
+    print(sys.getswitchinterval() < 0.001)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+before = sys.getswitchinterval()
+options = RunnerOptions(workers=1, threads=1)
+serve(Bundle.load(sys.argv[1]), runner_options=options, options=ServeOptions(port=0), announce=announce)
+print(sys.getswitchinterval() == before)
+"""
+
+
+def test_threads_change_soon_while_a_server_runs_and_as_before_after_it(copied):
+    """Or a worker would wait for as long as several runs until the event loop lets it go on."""
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED, copied.folder],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=Path(mha_deploy.__file__).parents[1],
+    )
+    assert (done.stdout, done.stderr) == ("True\nTrue\n", "")
 
 
 def test_a_second_signal_ends_the_grace_at_once(copied):

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import importlib
 import signal
+import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
@@ -23,6 +24,10 @@ from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement
 # What is left of answers when the grace is over has this long to reach its clients.
 _FLUSH_S = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# A worker that comes back from a run waits until the event loop lets go of the interpreter, which under load
+# it does when asked to, after this long. Python's own 5 ms are longer than most runs: at 600 requests/s on
+# two cores p99 was 70 ms with them and 17 ms with 0.2 (medians of 5 turns).
+_SWITCH_S = 0.0002
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +184,23 @@ def serve(
     """
     _load_http()
     runner = BatchRunner.over(bundle, artifact, placement=placement, options=runner_options)
-    with _handlers_restored(last=last):
+    with _handlers_restored(last=last), _switching_soon():
         try:
             server = Server(runner, options)
             with asyncio.Runner(loop_factory=fastest_loop()) as loop:
                 return loop.run(_until_signal(server, announce))
         finally:
             runner.close(0.0)
+
+
+@contextlib.contextmanager
+def _switching_soon() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 @contextlib.contextmanager
