@@ -84,6 +84,14 @@ def prepared(tmp_path, **options):
     }
 
 
+def loading(cell, tmp_path):
+    """The message that has a prepared peer answer the inputs of `cell`, in out.npy."""
+    x, mask = inputs_of(cell)
+    np.savez(tmp_path / "in.npz", x=x, mask=mask)
+    files = {"inputs": str(tmp_path / "in.npz"), "answer": str(tmp_path / "out.npy")}
+    return {"do": "load", "case": "a", **files}
+
+
 def cell(results, number):
     return results.data["cells"][number]
 
@@ -178,11 +186,9 @@ def test_what_libraries_print_stays_off_the_pipe(connect, tmp_path):
 def test_a_turn_gives_one_sample_at_the_least_and_runs_unrecorded_until_warm(connect, tmp_path):
     connection = connect()
     connection.ask(prepared(tmp_path))
-    x, mask = inputs_of(CELLS[0])
-    np.savez(tmp_path / "in.npz", x=x, mask=mask)
-    load = {"inputs": str(tmp_path / "in.npz"), "answer": str(tmp_path / "out.npy")}
-    connection.ask({"do": "load", "case": "a", **load})
-    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), truth(x, mask), atol=1e-5)
+    connection.ask(loading(CELLS[0], tmp_path))
+    right = truth(*inputs_of(CELLS[0]))
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), right, atol=1e-5)
     turn = {"do": "turn", "case": "a", "seconds": 0.0}
     started = connection.ask({"do": "cpu"})["cpu_s"]
     cold = connection.ask({**turn, "unrecorded": 1000, "warm_s": 0.0})
@@ -198,10 +204,7 @@ def test_a_turn_gives_one_sample_at_the_least_and_runs_unrecorded_until_warm(con
 def test_what_threads_take_after_an_answer_counts_as_the_peers_own(connect, tmp_path):
     connection = connect()
     connection.ask(prepared(tmp_path, fault="spins on"))
-    x, mask = inputs_of(CELLS[0])
-    np.savez(tmp_path / "in.npz", x=x, mask=mask)
-    load = {"inputs": str(tmp_path / "in.npz"), "answer": str(tmp_path / "out.npy")}
-    connection.ask({"do": "load", "case": "a", **load})
+    connection.ask(loading(CELLS[0], tmp_path))
     answered, end = connection.ask({"do": "cpu"})["cpu_s"], time.monotonic() + 20
     while connection.ask({"do": "cpu"})["cpu_s"] < answered + 0.2:
         assert time.monotonic() < end, "what the thread took does not show"
@@ -218,11 +221,8 @@ def test_a_module_that_cannot_be_imported_is_the_peers_error(connect, tmp_path):
 def test_a_peer_that_does_not_answer_is_ended(connect, tmp_path):
     connection = connect()
     connection.ask(prepared(tmp_path, fault="hangs"))
-    x, mask = inputs_of(CELLS[1])
-    np.savez(tmp_path / "in.npz", x=x, mask=mask)
-    load = {"inputs": str(tmp_path / "in.npz"), "answer": str(tmp_path / "out.npy")}
     with pytest.raises(PeerError, match=r"no answer within 0\.2 s, so it was ended"):
-        connection.ask({"do": "load", "case": "a", **load}, patience_s=0.2)
+        connection.ask(loading(CELLS[1], tmp_path), patience_s=0.2)
     with pytest.raises(PeerError, match="the process ended with status -9"):
         connection.ask({"do": "turn"})
 

@@ -49,7 +49,7 @@ class Planner:
 
     def fill(self, rows: int, shape: Shape, tokens: int) -> float:
         """The share of a batch's positions that are its requests' tokens."""
-        return min(1.0, tokens / (max(rows, self._least_rows) * positions(self._spec, shape)))
+        return min(1.0, tokens / (self.size(rows, shape)[0] * positions(self._spec, shape)))
 
     def share_us(self, shape: Shape) -> float:
         """What one request of this shape costs where it is run in the best batch there is for it."""
