@@ -114,10 +114,10 @@ def soloist(open_session: OpenSession, spec: AttentionSpec, model: CostModel, co
     """
     rows = min(size[0] for size in model.samples)
     sizes = sorted((size for size in model.samples if size[0] == rows), key=model.samples.__getitem__)
-    end, pays_from = time.perf_counter() + SOLOIST_S, math.inf
-    worth = most = 0.0
+    pays_from, worth, most = math.inf, 0.0, 0.0
     with open_session(1) as one, open_session(cores) as many:
         worker, alone = Trial(one, spec), Trial(many, spec)
+        end = time.perf_counter() + SOLOIST_S
         # The dearest first, for there it matters; and what it is worth over all of them, for one may meet
         # a busy moment.
         for size in reversed(sizes):
