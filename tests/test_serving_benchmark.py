@@ -170,3 +170,15 @@ def test_ours_as_optimize_chose_it_is_called_by_the_projects_name_alone(serving_
     assert str(systems.System(systems.OURS, "default")) == "mha-deploy"
     text, _ = serving_suite("document").written(DATA)
     assert "| mha-deploy | 600 |" in text
+
+
+def test_the_floor_is_no_peer(serving_suite):
+    data = deepcopy(DATA)
+    data["systems"].append("floor")
+    for each in data["rounds"]:
+        each["floor"] = search(800.0)
+    data["rounds"][1]["floor"] = BROKE
+    text, met = serving_suite("document").written(data)
+    assert met
+    assert "1.50x, 1.28x, 1.37x (target: 1.25x in the median; met); floor: 2.00x, 0.00x, 2.11x." in text
+    assert "The floor is no server but the least that one such as ours costs" in text

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from mha_deploy.errors import InputError
+from mha_deploy.load import LoadOptions, ReferenceChecker, closed_plan, parse_lengths, run_load
 from mha_deploy.load.encoding import Reply
 
 PEERS = Path(__file__).parents[1] / "benchmarks" / "serving" / "peers"
@@ -234,3 +235,13 @@ def test_a_server_that_ends_instead_of_answering_is_said_to_have_ended(serving_s
         systems.started(system, tmp_path, MagicMock(), tmp_path / "log"),
     ):
         pass
+
+
+def test_the_floor_answers_what_the_graph_answers(serving_suite, small_bundle, tmp_path):
+    systems = serving_suite("systems")
+    floor, signature = systems.System(systems.FLOOR, "default"), small_bundle.signature
+    plan, options = closed_plan(4, parse_lengths("uniform:2:64"), 40), LoadOptions(warm_up=4, sample=40)
+    with systems.started(floor, small_bundle.folder, signature, tmp_path / "log") as it:
+        report = run_load(it.target, plan, options, ReferenceChecker(small_bundle))
+    assert report.outcomes["answered"] == 40
+    assert (report.check.sampled, report.check.failed) == (40, 0)

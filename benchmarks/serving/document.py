@@ -8,7 +8,7 @@ from typing import Any
 
 from mha_deploy.latency import CONFIDENCE, median_interval, nearest_rank
 
-OURS, IN_BF16 = "mha-deploy", "mha-deploy (bf16)"
+OURS, IN_BF16, FLOOR = "mha-deploy", "mha-deploy (bf16)", "floor"
 FACTOR = 1.25
 
 
@@ -19,9 +19,9 @@ def written(data: Mapping[str, Any]) -> tuple[str, bool]:
     ratios = _ratios(rates, OURS)
     broke = _broke(data)
     # As with a peer that is missing, nothing is won over one that did not run.
-    fair = not data["missing"] and all(system.startswith(OURS) for system, _, _ in broke)
+    fair = not data["missing"] and not any(_is_peer(system) for system, _, _ in broke)
     faster = bool(ratios) and nearest_rank(ratios, 0.5) >= FACTOR and fair
-    against, in_bf16 = (_said(each) for each in (ratios, _ratios(rates, IN_BF16)))
+    beside = (f"; {each}: {_said(_ratios(rates, each))}" for each in (IN_BF16, FLOOR) if each in rates)
     wrong = sum(_wrong(each[system]) for each in rounds for system in each)
     limited = sum(each[system]["limited_by_generator"] for each in rounds for system in each)
     lone, light = _lone(data["lone_request"])
@@ -50,14 +50,15 @@ def written(data: Mapping[str, Any]) -> tuple[str, bool]:
         "time is of all of a system's processes, at the highest rate that it held, the median over rounds.",
         "",
         *_peers_lines(data),
+        *_floor_lines(data),
         *_rate_table(rates, _cpu_ms(data), data["peers"]),
         "",
         *(f"- {_shown(system, data['peers'])}: 0 in round {number}: {why}" for system, number, why in broke),
         *([""] if broke else []),
         *_variant_lines(data),
         "",
-        f"Against the best peer of the same round: {against} "
-        f"(target: {FACTOR}x in the median; {_word(faster)}); {IN_BF16}: {in_bf16}.",
+        f"Against the best peer of the same round: {_said(ratios)} "
+        f"(target: {FACTOR}x in the median; {_word(faster)}){''.join(beside)}.",
         f"Wrong answers in the sample: {wrong}. Searches that ended for the generator's sake: {limited}.",
         "",
         lone,
@@ -72,13 +73,17 @@ def _said(ratios: Sequence[float]) -> str:
 
 def _ratios(rates: Mapping[str, Sequence[float]], one: str) -> list[float]:
     """The rate of `one` of ours over the best peer's, by round; 0 where it held nothing."""
-    peers = [found for system, found in rates.items() if not system.startswith(OURS)]
+    peers = [found for system, found in rates.items() if _is_peer(system)]
     found = []
     for number, ours in enumerate(rates.get(one, ()) if peers else ()):
         best = max(peer[number] for peer in peers)
         ratio = ours / best if best else math.inf
         found.append(ratio if ours else 0.0)
     return found
+
+
+def _is_peer(system: str) -> bool:
+    return not system.startswith(OURS) and system != FLOOR
 
 
 def _broke(data: Mapping[str, Any]) -> list[tuple[str, int, str]]:
@@ -139,6 +144,16 @@ def _peers_lines(data: Mapping[str, Any]) -> list[str]:
             f"{'no batching' if variant == 'plain)' else batching}; {peer['tensors']}."
         )
     return [" ".join(said), ""] if said else []
+
+
+def _floor_lines(data: Mapping[str, Any]) -> list[str]:
+    """What the floor is, where it took part."""
+    said = (
+        "The floor is no server but the least that one such as ours costs: a Python process with an event "
+        "loop and a thread for each core, which runs the ONNX file as it is and checks, limits and counts "
+        "nothing."
+    )
+    return [said, ""] if FLOOR in data["systems"] else []
 
 
 def _cpu_ms(data: Mapping[str, Any]) -> dict[str, float]:

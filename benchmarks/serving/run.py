@@ -28,7 +28,7 @@ import overhead
 import results
 from document import written
 from subject import exported, in_bf16
-from systems import NAMES, OUR_ARGUMENTS, OURS, PEER_VARIANTS, System, declared, prepare, started
+from systems import FLOOR, NAMES, OUR_ARGUMENTS, OURS, PEER_VARIANTS, System, declared, prepare, started
 
 from mha_deploy.benchmark.rounds import ROUNDS
 from mha_deploy.bundle import Bundle
@@ -86,7 +86,8 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
     engine = optimize(bundle).artifact  # which `serve` runs from then on
     print(f"optimize chose {engine}", file=sys.stderr, flush=True)
     lone = overhead.measure(options.overhead_rounds, usable_cpus())
-    chosen, missing, tried = [System(OURS, variant) for variant in ours], {}, {}
+    chosen = [*(System(OURS, variant) for variant in ours), System(FLOOR, "default")]
+    missing, tried = {}, {}
     for name in options.peers.split(","):
         reason = prepare(name)
         found: dict[str, float] = {}

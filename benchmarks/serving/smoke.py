@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from subject import exported, in_bf16
-from systems import NAMES, OUR_ARGUMENTS, OURS, PEER_VARIANTS, System, prepare, started
+from systems import FLOOR, NAMES, OUR_ARGUMENTS, OURS, PEER_VARIANTS, System, prepare, started
 
 from mha_deploy.errors import CheckError, InputError, MissingError
 from mha_deploy.load import LoadOptions, ReferenceChecker, closed_plan, parse_lengths, run_load
@@ -21,11 +21,12 @@ def main() -> int:
     """Print a line for each system and variant."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     bundle = exported()
-    wanted = sys.argv[1:] or [OURS, *NAMES]
+    wanted = sys.argv[1:] or [OURS, FLOOR, *NAMES]
+    variants = {OURS: tuple(OUR_ARGUMENTS), FLOOR: ("default",)}
     failed = 0
     for name in wanted:
-        reason = "" if name == OURS else prepare(name)
-        for variant in OUR_ARGUMENTS if name == OURS else PEER_VARIANTS:
+        reason = "" if name in variants else prepare(name)
+        for variant in variants.get(name, PEER_VARIANTS):
             system = System(name, variant)
             try:
                 if reason:

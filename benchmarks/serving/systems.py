@@ -34,6 +34,7 @@ HERE = Path(__file__).parent
 PEERS = HERE / "peers"
 ENVIRONMENTS = HERE.parent / ".envs"
 OURS = "mha-deploy"
+FLOOR = "floor"
 NAMES = ("triton", "litserve", "mlserver", "ray")
 PEER_VARIANTS = ("plain", "batched")
 OUR_ARGUMENTS = {
@@ -98,7 +99,8 @@ def encoding_of(name: str, width: int) -> Encoding:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A server and one way to run it: `variant` is one of `PEER_VARIANTS`, of ours one of `OUR_ARGUMENTS`.
+    """A server and one way to run it: `variant` is one of `PEER_VARIANTS`, of ours one of `OUR_ARGUMENTS`,
+    of the floor (see floor.py) "default".
 
     By default ours runs what `optimize` chose in fp32. As exported, it runs the graph that the peers run.
     Packed, the same weights in its packed layout, with requests of any lengths in a batch. In bf16, what
@@ -164,11 +166,14 @@ def command_of(system: System, bundle: Path, port: int) -> list[str]:
     if system.name == OURS:
         how = OUR_ARGUMENTS[system.variant]
         return [sys.executable, "-m", "mha_deploy", "serve", str(bundle), "--port", str(port), *how]
-    python = ENVIRONMENTS / system.name / "bin" / "python"
-    serve = PEERS / system.name / "serve.py"
     model = str((bundle / "model.onnx").resolve())
     where = ["--model", model, "--port", str(port)]
-    return [str(python), str(serve), *where, "--variant", system.variant, "--workers", str(usable_cpus())]
+    workers = ["--workers", str(usable_cpus())]
+    if system.name == FLOOR:
+        return [sys.executable, str(HERE / "floor.py"), *where, *workers]
+    python = ENVIRONMENTS / system.name / "bin" / "python"
+    serve = PEERS / system.name / "serve.py"
+    return [str(python), str(serve), *where, "--variant", system.variant, *workers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +242,7 @@ def _target(system: System, port: int, signature: Signature) -> Target:
     url = f"http://127.0.0.1:{port}"
     if system.name == OURS:
         return server_target(url, LONGEST)
-    if system.name == "triton":
+    if system.name in ("triton", FLOOR):
         return server_target(url, LONGEST, model="block")
     inputs = Inputs.for_signature(signature, LONGEST)
     width = int(signature.inputs[0].shape[-1])
