@@ -291,7 +291,7 @@ def test_a_worker_is_never_given_what_has_expired_even_before_the_clock_says_so(
     desk.admit(tickets)
     time.sleep(0.01)
     assert desk.take(Progress()).tickets == (tickets[1],)
-    assert isinstance(outcome_of(tickets[0].future), DeadlineError)
+    assert isinstance(outcome_of(tickets[0].receiver), DeadlineError)
 
 
 def test_a_settled_requests_arrays_are_let_go_though_the_clock_still_knows_of_it():

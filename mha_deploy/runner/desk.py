@@ -1,7 +1,7 @@
 """What a runner's threads share, behind one lock: the backlog, deadlines, counters, who is busy.
 
-Futures are settled outside the lock, for their callbacks are other people's code; `_claim` makes sure
-that each is settled, and counted, once.
+Receivers are told outside the lock, for futures' callbacks are other people's code; `_claim` makes sure
+that each is told, and counted, once.
 """
 
 from __future__ import annotations
@@ -191,14 +191,14 @@ class Desk:
             padded = self._layout.padded_tokens(rows, batch.shape, tokens)
             number = self.recorder.ran(rows, tokens, padded, phases)
             settled = [
-                (ticket.future, Answer(y, (began - ticket.arrived) * 1e6, *phases, rows, number))
+                (ticket.receiver, Answer(y, (began - ticket.arrived) * 1e6, *phases, rows, number))
                 for ticket, y in zip(batch.tickets, ys, strict=True)
                 if self._claim(ticket, Outcome.ANSWERED, now)
             ]
             if settled:
                 self.recorder.answered([answer.queue_us for _, answer in settled], phases, now)
-        for future, answer in settled:
-            future.answer(answer)
+        for receiver, answer in settled:
+            receiver.answer(answer)
 
     def failed(self, progress: Progress, tickets: Sequence[Ticket], error: BaseException) -> None:
         """The session raised, and these requests are what it raised for."""
@@ -207,7 +207,7 @@ class Desk:
             now = time.monotonic()
             claimed = [ticket for ticket in tickets if self._claim(ticket, Outcome.FAILED, now)]
         for ticket in claimed:
-            ticket.future.fail(error)
+            ticket.receiver.fail(error)
 
     def rest(self, progress: Progress) -> None:
         """A worker is done with a batch whose members were settled one by one."""
@@ -250,7 +250,7 @@ class Desk:
             self._solo_ready.notify_all()
             self._alarm.notify_all()
         for ticket in abandoned:
-            ticket.future.fail(RunnerClosedError("the runner was closed before this request was answered"))
+            ticket.receiver.fail(RunnerClosedError("the runner was closed before this request was answered"))
 
     def _claim_late(self, now: float) -> list[Ticket]:
         late = []
@@ -260,7 +260,7 @@ class Desk:
         return late
 
     def _claim(self, ticket: Ticket, outcome: Outcome, now: float) -> bool:
-        """Settle a request for the books: whether the caller is the one to settle its future."""
+        """Settle a request for the books: whether the caller is the one to tell its receiver."""
         if ticket.settled:
             return False
         ticket.settled = True
@@ -270,9 +270,8 @@ class Desk:
             self._deadlines.buried()
         self.open.discard(ticket)
         self.recorder.settled(outcome, (now - ticket.arrived) * 1e6)
-        # A heap or the future's holder may keep the ticket for long; its arrays need not stay.
+        # A heap may keep the ticket for long; its arrays need not stay.
         ticket.request = RELEASED
-        ticket.future.release()
         if self.closing and not self.open:
             self._drained.notify_all()
         return True
@@ -282,4 +281,4 @@ def fail_late(tickets: Iterable[Ticket]) -> None:
     for ticket in tickets:
         allowed_ms = (ticket.deadline - ticket.arrived) * 1e3
         message = f"no answer within the {allowed_ms:.3g} ms that the request allows"
-        ticket.future.fail(DeadlineError(message, predicted=False))
+        ticket.receiver.fail(DeadlineError(message, predicted=False))

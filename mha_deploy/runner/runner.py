@@ -26,7 +26,7 @@ from mha_deploy.runner.layout import Layout, laid_out
 from mha_deploy.runner.options import DEFAULT_OPTIONS, RunnerOptions
 from mha_deploy.runner.planner import Planner
 from mha_deploy.runner.recorder import RunnerLoad, RunnerSnapshot
-from mha_deploy.runner.ticket import Answer, AnswerFuture, Shape, Ticket, awaitable
+from mha_deploy.runner.ticket import Answer, AnswerFuture, Awaited, Receiver, Shape, Ticket
 from mha_deploy.runner.trial import noise
 from mha_deploy.runner.worker import Worker
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session
@@ -147,9 +147,9 @@ class BatchRunner:
             DeadlineError: the predicted answer lies beyond `timeout_s`.
             RunnerClosedError: the runner is closing, or this process was forked from the one it is in.
         """
-        ticket = self._ticket(request, timeout_s, priority)
+        future, ticket = self._promised(request, timeout_s, priority)
         self._desk.admit([ticket])
-        return ticket.future
+        return future
 
     def submit_all(self, requests: Sequence[Request]) -> list[Future[Answer]]:
         """Queue requests that are all known at once, before the first of them runs.
@@ -158,32 +158,47 @@ class BatchRunner:
             FeedError: one does not meet the signature; none is queued.
             QueueFullError, RunnerClosedError: as `submit`; those before it are queued, and cancelled.
         """
-        tickets = [
-            self._ticket(request, math.inf, 0, f"request {index}") for index, request in enumerate(requests)
+        promised = [
+            self._promised(request, math.inf, 0, f"request {index}") for index, request in enumerate(requests)
         ]
         try:
-            self._desk.admit(tickets)
+            self._desk.admit([ticket for _, ticket in promised])
         except BaseException:
-            for ticket in tickets:
-                ticket.future.cancel()  # of one that was not admitted this does nothing
+            for future, _ in promised:
+                future.cancel()  # of one that was not admitted this does nothing
             raise
-        return [ticket.future for ticket in tickets]
+        return [future for future, _ in promised]
 
     async def submit_async(
         self, request: Request, *, timeout_s: float = math.inf, priority: int = 0
     ) -> Answer:
         """As `submit`, awaited; cancelling the task cancels the request."""
-        ticket = self._ticket(request, timeout_s, priority)
-        waiter = awaitable(ticket.future)
+        awaited = Awaited()
+        ticket = self._ticket(awaited, request, timeout_s, priority)
         # The last step: a worker that it wakes waits until this thread lets go of the interpreter.
         self._desk.admit([ticket])
         try:
-            return await waiter
+            return await awaited.waiter
         except BaseException:
-            ticket.future.cancel()  # of one that is settled this does nothing
+            self._desk.drop(ticket)  # of one that is settled this does nothing
             raise
 
-    def _ticket(self, request: Request, timeout_s: float, priority: int, called: str = "a request") -> Ticket:
+    def _promised(
+        self, request: Request, timeout_s: float, priority: int, called: str = "a request"
+    ) -> tuple[AnswerFuture, Ticket]:
+        future = AnswerFuture()
+        ticket = self._ticket(future, request, timeout_s, priority, called)
+        future.drops(lambda: self._desk.drop(ticket))
+        return future, ticket
+
+    def _ticket(
+        self,
+        receiver: Receiver,
+        request: Request,
+        timeout_s: float,
+        priority: int,
+        called: str = "a request",
+    ) -> Ticket:
         arrived = time.monotonic()
         if self._process != os.getpid():
             raise RunnerClosedError(
@@ -200,9 +215,9 @@ class BatchRunner:
             self._desk.refuse(arrived)
             raise
         shape = self._layout.shape(request)
-        ticket = Ticket(
+        return Ticket(
             request=request,
-            future=AnswerFuture(),
+            receiver=receiver,
             shape=shape,
             tokens=request.tokens(self.spec),
             nbytes=request.nbytes,
@@ -211,8 +226,6 @@ class BatchRunner:
             deadline=arrived + timeout_s,
             work_us=self._planner.share_us(shape),
         )
-        ticket.future.drops(lambda: self._desk.drop(ticket))
-        return ticket
 
     def close(self, grace_s: float = math.inf) -> None:
         """Refuse new requests, finish those there are within `grace_s`, fail the rest.

@@ -10,6 +10,7 @@ from concurrent.futures import CancelledError, Future, InvalidStateError
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from typing import Protocol
 
 from mha_deploy.ragged import Request
 from mha_deploy.signature import Array
@@ -54,6 +55,14 @@ class Answer:
     batch: int
 
 
+class Receiver(Protocol):
+    """Who is told how a request ended; by whichever thread ends it, once, and under no lock."""
+
+    def answer(self, answer: Answer) -> None: ...
+
+    def fail(self, error: BaseException) -> None: ...
+
+
 class AnswerFuture(Future[Answer]):
     """A future that stays pending until it is settled, so that it can be cancelled until then.
 
@@ -69,7 +78,8 @@ class AnswerFuture(Future[Answer]):
         self._drop = drop
 
     def cancel(self) -> bool:
-        if not self._drop():
+        drop, self._drop = self._drop, _settled
+        if not drop():
             return self.cancelled()
         if super().cancel():
             self.set_running_or_notify_cancel()  # or futures.wait and as_completed would not hear of it
@@ -80,15 +90,13 @@ class AnswerFuture(Future[Answer]):
     def add_done_callback(self, fn: Callable[[Future[Answer]], object]) -> None:
         super().add_done_callback(fn if self.done() else partial(_call, fn))
 
-    def release(self) -> None:
-        """It is settled, or about to be: let go of what `cancel` would have dropped."""
-        self._drop = _settled
-
     def answer(self, answer: Answer) -> None:
+        self._drop = _settled  # or who holds this would hold the request
         with contextlib.suppress(InvalidStateError):  # its holder may have set it
             self.set_result(answer)
 
     def fail(self, error: BaseException) -> None:
+        self._drop = _settled
         with contextlib.suppress(InvalidStateError):
             self.set_exception(error)
 
@@ -104,29 +112,32 @@ def _call(callback: Callable[[Future[Answer]], object], future: Future[Answer]) 
         log.exception("a callback of a request's future raised")
 
 
-def awaitable(future: AnswerFuture) -> asyncio.Future[Answer]:
-    """A future of the running event loop that ends as this one does, unless it was cancelled before."""
-    loop = asyncio.get_running_loop()
-    waiter: asyncio.Future[Answer] = loop.create_future()
-    future.add_done_callback(lambda done: _hand_over(loop, waiter, done))
-    return waiter
+class Awaited:
+    """A future of the running event loop, `waiter`, which may be cancelled; other threads settle it.
+
+    The loop is woken once (`asyncio.wrap_future` takes more, and a future of threads beside this one).
+    """
+
+    __slots__ = ("_loop", "waiter")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.waiter: asyncio.Future[Answer] = self._loop.create_future()
+
+    def answer(self, answer: Answer) -> None:
+        self._hand_over(asyncio.Future.set_result, answer)
+
+    def fail(self, error: BaseException) -> None:
+        self._hand_over(asyncio.Future.set_exception, error)
+
+    def _hand_over(self, settle: Callable[..., None], value: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(_unless_done, self.waiter, settle, value)
 
 
-def _hand_over(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[Answer], done: Future[Answer]) -> None:
-    """Wake the loop once, by the thread that settled the request (`asyncio.wrap_future` takes more)."""
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-        loop.call_soon_threadsafe(_settle, waiter, done)
-
-
-def _settle(waiter: asyncio.Future[Answer], done: Future[Answer]) -> None:
-    if waiter.done():  # its task was cancelled
-        return
-    if done.cancelled():
-        waiter.cancel()
-    elif error := done.exception():
-        waiter.set_exception(error)
-    else:
-        waiter.set_result(done.result())
+def _unless_done(waiter: asyncio.Future[Answer], settle: Callable[..., None], value: object) -> None:
+    if not waiter.done():  # its task was cancelled
+        settle(waiter, value)
 
 
 @dataclass(eq=False, slots=True)
@@ -134,7 +145,7 @@ class Ticket:
     """One admitted request. Times are the runner's clock, in seconds; `work_us` is its predicted cost."""
 
     request: Request
-    future: AnswerFuture
+    receiver: Receiver
     shape: Shape
     tokens: int
     nbytes: int

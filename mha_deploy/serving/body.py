@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Self
 
 import numpy as np
 from aiohttp.http_exceptions import HttpProcessingError
@@ -30,14 +29,9 @@ class BodyBudget:
         self.limit, self.held = limit, 0
         self._lock = threading.Lock()  # bodies are unpacked beside the event loop
 
-    @contextmanager
-    def share(self) -> Iterator[BodyShare]:
-        """One request's share; given back when the block ends."""
-        share = BodyShare(self)
-        try:
-            yield share
-        finally:
-            self.take(-share.held)
+    def share(self) -> BodyShare:
+        """One request's share; given back when its block ends."""
+        return BodyShare(self)
 
     def take(self, count: int) -> None:
         """Raises RequestError (503) where all requests together would hold too much."""
@@ -52,6 +46,12 @@ class BodyBudget:
 class BodyShare:
     def __init__(self, budget: BodyBudget) -> None:
         self._budget, self.held = budget, 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._budget.take(-self.held)
 
     def take(self, count: int) -> None:
         """Raises RequestError: 413 where this request alone would hold too much, else as the budget's."""

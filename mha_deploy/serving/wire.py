@@ -6,6 +6,7 @@ half of FP32. (kserve/open-inference-protocol, inference_rest.md; Triton, extens
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Collection, Sequence
 from functools import cache
@@ -174,7 +175,8 @@ def to_json(array: Array) -> list[Any]:
 def aligned(size: int, offset: int) -> Array:
     """`size` bytes (uint8, not cleared), of which the one at `offset` lies on a cache line."""
     block = np.empty(size + ALIGNMENT, np.uint8)
-    start = -(block.ctypes.data + offset) % ALIGNMENT
+    address = ctypes.addressof(ctypes.c_char.from_buffer(block.data))  # block.ctypes.data takes thrice as long
+    start = -(address + offset) % ALIGNMENT
     return block[start : start + size]
 
 
