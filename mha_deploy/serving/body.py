@@ -119,6 +119,8 @@ async def _read_known(
         share.take(len(chunk))
         body[filled : filled + len(chunk)] = np.frombuffer(chunk, np.uint8)
         filled += len(chunk)
+        if filled == length:
+            break
     return body
 
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from mha_deploy.errors import DeadlineError, RequestError, RunnerClosedError
@@ -33,6 +32,26 @@ EXTENSIONS = (
 _PHASES_FORM = "".join(f"{phase};dur=%.3f, " for phase in PHASES)
 
 log = logging.getLogger("mha_deploy.serving")
+
+
+class Counted:
+    """See `Model.counted`."""
+
+    def __init__(self, model: Model) -> None:
+        self._model, self._begin = model, time.perf_counter()
+
+    def __enter__(self) -> None:
+        self._model.stats.begun()
+        if self._model.draining:
+            error = RunnerClosedError("the server is shutting down and takes no new requests")
+            self.__exit__(None, error)
+            raise error
+
+    def __exit__(self, _kind: object, error: BaseException | None, *_: object) -> None:
+        outcome = Outcome.ANSWERED if error is None else fault_of(error).outcome
+        if outcome is Outcome.FAILED:
+            log.error("a request failed: %s", type(error).__name__)
+        self._model.stats.ended(outcome, time.perf_counter() - self._begin)
 
 
 class Model:
@@ -63,27 +82,13 @@ class Model:
         if wanted not in ("", VERSION):
             raise RequestError(f"model {self.name!r} has no version {clip(wanted)}; it has {VERSION!r}", 404)
 
-    @contextmanager
-    def counted(self) -> Iterator[None]:
+    def counted(self) -> Counted:
         """One infer request, from the arrival of its head to its answer; counted however it ends.
 
         Raises:
-            RunnerClosedError: the server is draining.
+            RunnerClosedError: as a block, the server is draining.
         """
-        begin, outcome = time.perf_counter(), Outcome.ANSWERED
-        self.stats.begun()
-        try:
-            if self.draining:
-                raise RunnerClosedError("the server is shutting down and takes no new requests")
-            yield
-        except BaseException as error:
-            fault = fault_of(error)
-            outcome = fault.outcome
-            if outcome is Outcome.FAILED:
-                log.error("a request failed: %s", type(error).__name__)
-            raise
-        finally:
-            self.stats.ended(outcome, time.perf_counter() - begin)
+        return Counted(self)
 
     async def infer(self, request: InferRequest) -> tuple[Rows, list[Answer]]:
         """The answers to a request's rows. When this is cancelled, so are they.

@@ -62,6 +62,13 @@ def dtype_of(datatype: str) -> np.dtype[Any]:
     return np.dtype(name)
 
 
+@cache
+def _raw_dtype(datatype: str) -> np.dtype[Any]:
+    """The dtype of a raw tensor's elements: little-endian, whatever this machine is."""
+    dtype = dtype_of(datatype)
+    return dtype.newbyteorder("<") if dtype.itemsize > 1 and dtype.kind != "V" else dtype
+
+
 def checked_name(name: str, taken: Collection[str]) -> str:
     """An input's name; one that is long, and so no input's, would be told back in every message.
 
@@ -91,27 +98,21 @@ def checked_shape(name: str, shape: object) -> tuple[int, ...]:
     return sizes
 
 
-def bytes_of(datatype: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a raw tensor; nothing of that size is made to find out."""
-    return dtype_of(datatype).itemsize * math.prod(shape)
-
-
 def from_bytes(name: str, datatype: str, shape: tuple[int, ...], raw: Array) -> Array:
     """`raw` (uint8) as the tensor that it is: a view where it is aligned, otherwise a copy.
 
     Raises:
         RequestError: the shape asks for more or fewer bytes than there are, or a BOOL is not 0 or 1.
     """
-    expected = bytes_of(datatype, shape)
+    dtype = _raw_dtype(datatype)
+    expected = dtype.itemsize * math.prod(shape)
     if raw.size != expected:
         raise RequestError(f"input {clip(name)}: {raw.size} bytes; {datatype} {list(shape)} takes {expected}")
-    dtype = dtype_of(datatype)
     if datatype == "BOOL" and raw.size and raw.max() > 1:
         raise RequestError(f"input {clip(name)}: a BOOL of value {raw.max()}; expected 0 or 1")
-    array = raw.view(dtype.newbyteorder("<") if dtype.itemsize > 1 and dtype.kind != "V" else dtype)
-    array = array.reshape(shape)
+    array = raw.view(dtype).reshape(shape)
     # What np.require would do, which takes longer to find out that there is nothing to do.
-    return array if array.dtype.isnative and array.flags.aligned else array.astype(dtype)
+    return array if dtype.isnative and array.flags.aligned else array.astype(dtype_of(datatype))
 
 
 def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) -> Array:
@@ -175,7 +176,9 @@ def to_json(array: Array) -> list[Any]:
 def aligned(size: int, offset: int) -> Array:
     """`size` bytes (uint8, not cleared), of which the one at `offset` lies on a cache line."""
     block = np.empty(size + ALIGNMENT, np.uint8)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(block.data))  # block.ctypes.data takes thrice as long
+    address = ctypes.addressof(
+        ctypes.c_char.from_buffer(block.data)
+    )  # block.ctypes.data takes thrice as long
     start = -(address + offset) % ALIGNMENT
     return block[start : start + size]
 
