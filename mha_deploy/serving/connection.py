@@ -18,6 +18,9 @@ from aiohttp.web_request import BaseRequest
 from mha_deploy.serving.limits import Limits
 
 _HEADERS, _LINE = 64, 8190
+# Of what has arrived twice as much may wait to be read, and no more is received until it is: less than a
+# common body would stop and start the receiving of each.
+_UNREAD = 1 << 17
 SERVER = "mha-deploy"  # aiohttp would tell its version and Python's
 _REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
 
@@ -41,6 +44,7 @@ class Connection(RequestHandler):
             access_log=None,  # type: ignore[arg-type]  # aiohttp: none is kept then
             keepalive_timeout=limits.idle_s,
             lingering_time=1.0,
+            read_bufsize=_UNREAD,
             auto_decompress=False,
             max_headers=_HEADERS,
             max_line_size=_LINE,

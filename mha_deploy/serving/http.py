@@ -34,7 +34,8 @@ from mha_deploy.signature import Array
 HEAD_LENGTH = "Inference-Header-Content-Length"
 # Work on less than this is done in the event loop: a hop to another thread takes longer.
 _INLINE_JSON, _INLINE_BYTES = 1 << 14, 1 << 20
-# An answer of so many bytes is put together and written at once: copying them takes less than a system call.
+# An answer of so many bytes is put together and written at once: copying them takes less than a system call,
+# and uvloop makes one for each piece.
 _ONE_WRITE = 1 << 18
 # So many JSON texts of answers are kept, of requests without an id: one for each length there is.
 _HEADS = 512
