@@ -154,7 +154,7 @@ def test_a_file_that_is_no_report_is_refused_with_the_way_to_one(tmp_path, text)
         (lambda d: d.pop("machine"), "it has no 'machine'"),
         (lambda d: d.update(machine=None), "machine is None, expected an object"),
         (lambda d: d.update(machine=[]), r"machine is \[\], expected an object"),
-        (lambda d: d.update(threads=True), "threads is True, expected a whole number above 0"),
+        (lambda d: d.update(threads=True), "threads is True, expected a whole number of at least 1"),
         (lambda d: d.update(provider=None), "provider is None, expected a text"),
         (lambda d: d["cells"][0].pop("flops"), r"cells\[0\] has no 'flops'"),
         *(

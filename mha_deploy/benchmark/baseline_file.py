@@ -14,6 +14,7 @@ from mha_deploy.benchmark.rounds import ROUNDS
 from mha_deploy.bundle import Bundle
 from mha_deploy.cases import describe
 from mha_deploy.errors import BenchError
+from mha_deploy.json_part import JsonPart, clipped
 from mha_deploy.latency import CONFIDENCE, nearest_rank
 from mha_deploy.sessions import Placement, placed
 from mha_deploy.signature import Sizes
@@ -21,7 +22,6 @@ from mha_deploy.signature import Sizes
 SAME_MACHINE = ("system", "cpu", "cpu_features", "usable_cpus")
 # No clock resolves less, and nobody waits for longer; the ratio of any two is a number.
 TIMES_MS = (1e-9, 1e12)
-_SHOWN = 300  # characters of what a file holds in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +51,19 @@ class Baseline:
     def read(cls, path: Path) -> Baseline:
         """Raises BenchError where the file is no such report."""
         try:
-            return cls._of(path, _Part("", json.loads(path.read_text(encoding="utf-8"))))
+            return cls._of(path, JsonPart("", json.loads(path.read_text(encoding="utf-8"))))
         except OSError as error:
             raise BenchError(f"cannot read baseline {path}: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
             raise BenchError(
-                f"baseline {path} is no report of this version: {_clipped(str(error))}; write one with: "
+                f"baseline {path} is no report of this version: {clipped(str(error))}; write one with: "
                 f"mha-deploy bench BUNDLE -o {path}"
             ) from error
 
     @classmethod
-    def _of(cls, path: Path, report: _Part) -> Baseline:
+    def _of(cls, path: Path, report: JsonPart) -> Baseline:
         """Raises ValueError where a part is missing or of another kind."""
-        if report["format"].whole() != FORMAT:
+        if report["format"].whole(least=1) != FORMAT:
             raise report["format"].wrong(str(FORMAT))
         baseline = cls(
             path=path,
@@ -72,14 +72,14 @@ class Baseline:
             artifact=report["artifact"].text(),
             precision=report["precision"].text(),
             provider=report["provider"].text(),
-            threads=report["threads"].whole(),
+            threads=report["threads"].whole(least=1),
             cells=tuple(
                 SizeBefore(
-                    {name: cell["sizes"][name].whole() for name in cell["sizes"].members()},
-                    cell["flops"].whole(),
+                    {name: cell["sizes"][name].whole(least=1) for name in cell["sizes"].members()},
+                    cell["flops"].whole(least=1),
                     _medians_ms(cell),
                 )
-                for cell in report["cells"].parts()
+                for cell in report["cells"].parts(least=1)
             ),
             ceiling_ms=_medians_ms(report["ceiling"]["samples"][ceilings.COMPUTE]),
         )
@@ -108,7 +108,7 @@ class Baseline:
         for sizes in cells:
             found = self._cell(sizes)
             if found is None:
-                known = _clipped("; ".join(describe(cell.sizes) for cell in self.cells))
+                known = clipped("; ".join(describe(cell.sizes) for cell in self.cells))
                 raise BenchError(f"baseline {self.path} has no shape {describe(sizes)}; it has {known}")
             self._same(
                 f"another block: its FLOPs at {describe(sizes)}", found.flops, bundle.spec.flops(sizes)
@@ -130,59 +130,17 @@ class Baseline:
     def _same(self, what: str, theirs: object, ours: object) -> None:
         if theirs != ours:
             raise BenchError(
-                f"baseline {self.path} is of {what} is {_clipped(repr(theirs))}, here it is {ours!r}; take "
+                f"baseline {self.path} is of {what} is {clipped(repr(theirs))}, here it is {ours!r}; take "
                 "one here with: mha-deploy bench BUNDLE -o FILE"
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A value in the file and its place there. Asked for what it is not, it raises ValueError."""
-
-    place: str
-    value: object
-
-    def __getitem__(self, key: str) -> _Part:
-        members = self.members()
-        if key not in members:
-            raise ValueError(f"{self.place or 'it'} has no {key!r}")
-        return _Part(f"{self.place}.{key}".lstrip("."), members[key])
-
-    def members(self) -> Mapping[str, object]:
-        if not isinstance(self.value, dict):
-            raise self.wrong("an object")
-        return self.value
-
-    def parts(self) -> list[_Part]:
-        if not isinstance(self.value, list) or not self.value:
-            raise self.wrong("a list that is not empty")
-        return [_Part(f"{self.place}[{i}]", each) for i, each in enumerate(self.value)]
-
-    def text(self) -> str:
-        if not isinstance(self.value, str):
-            raise self.wrong("a text")
-        return self.value
-
-    def whole(self) -> int:
-        if type(self.value) is not int or self.value < 1:  # True is an int too
-            raise self.wrong("a whole number above 0")
-        return self.value
-
-    def time_ms(self) -> float:
-        low, high = TIMES_MS
-        if type(self.value) not in (int, float) or not low <= self.value <= high:  # type: ignore[operator]
-            raise self.wrong(f"a time in ms, {low:g} to {high:g}")
-        return float(self.value)  # type: ignore[arg-type]
-
-    def wrong(self, expected: str) -> ValueError:
-        return ValueError(f"{self.place or 'it'} is {_clipped(repr(self.value), 60)}, expected {expected}")
-
-
-def _medians_ms(samples: _Part) -> tuple[float, ...]:
+def _medians_ms(samples: JsonPart) -> tuple[float, ...]:
     """One for each round."""
-    rounds = samples["rounds_ms"].parts()
-    return tuple(nearest_rank([each.time_ms() for each in taken.parts()], 0.5) for taken in rounds)
+    rounds = samples["rounds_ms"].parts(least=1)
+    return tuple(nearest_rank([_time_ms(each) for each in taken.parts(least=1)], 0.5) for taken in rounds)
 
 
-def _clipped(text: str, length: int = _SHOWN) -> str:
-    return text if len(text) <= length else f"{text[:length]}..."
+def _time_ms(part: JsonPart) -> float:
+    low, high = TIMES_MS
+    return part.number(least=low, most=high, expected=f"a time in ms, {low:g} to {high:g}")
