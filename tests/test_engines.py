@@ -152,7 +152,15 @@ def test_a_name_that_is_no_plain_name_is_refused(copy, cli, name):
 
 
 @pytest.mark.parametrize(
-    "damage", [{"attentions": [1]}, {"lowering": [{}]}, {"activation_bytes": "x"}, {"key": 1}]
+    "damage",
+    [
+        {"attentions": [1]},
+        {"lowering": [{}]},
+        {"activation_bytes": "x"},
+        {"key": 1},
+        {"warnings": [None]},
+        {"profiles": [{"batch": [1, 2]}]},
+    ],
 )
 def test_a_damaged_passport_is_one_line(copy, cli, damage):
     manifest = json.loads((copy.folder / "manifest.json").read_text())
@@ -212,7 +220,8 @@ FIELDS = ("backend", "version", "onnx_sha256", "weights_sha256", "plan_sha256", 
 def test_a_tampered_passport_is_refused_by_the_name_of_the_field(copy, field):
     (path,) = (copy.folder / "engines").glob("fp16-t*.passport.json")
     data = json.loads(path.read_text())
-    data[field] = ["sm75"] if isinstance(data[field], list) else "tampered"
+    others = {"profiles": [{"batch": [1, 2, 3]}], "targets": ["sm75"], "inputs": ["x"]}
+    data[field] = others.get(field, "tampered")
     path.write_text(json.dumps(data))
     with pytest.raises(
         BundleError, match=rf"passport says {field} = .*build it again: mha-deploy build-engine"

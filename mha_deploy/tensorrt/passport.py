@@ -9,25 +9,22 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mha_deploy.errors import BundleError
+from mha_deploy.json_part import JsonPart, Kind
 from mha_deploy.staging import staged_file
 
 SUFFIX = ".passport.json"
-_ENTRIES = {"attentions": {"name", "fused", "kernel", "reason"}, "lowering": {"node", "rule", "why"}}
-_TUPLES = ("targets", "inputs", "outputs", "profiles", "attentions", "lowering", "kept_fp32", "warnings")
-
-
-def _kind(field: str) -> type:
-    known = {"plan_bytes": int, "activation_bytes": int, "decomposed": bool, "options": dict}
-    return known.get(field, tuple if field in _TUPLES else str)
-
-
-def _have(entries: tuple[object, ...], keys: set[str]) -> bool:
-    return all(isinstance(entry, dict) and entry.keys() == keys for entry in entries)
+_ATTENTION: Mapping[str, Kind] = {
+    "name": JsonPart.text,
+    "fused": JsonPart.flag,
+    "kernel": JsonPart.text,
+    "reason": JsonPart.text,
+}
+_STEP: Mapping[str, Kind] = dict.fromkeys(("node", "rule", "why"), JsonPart.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +65,21 @@ class Passport:
         return plain
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Passport:
+    def from_json(cls, data: object) -> Passport:
         """Raises:
-        BundleError: a field is missing or unknown.
+        BundleError: a field is missing, unknown or of another kind.
         """
-        names = [field.name for field in fields(cls)]
-        if sorted(data) != sorted(names):
-            odd = sorted(set(data) ^ set(names))
-            raise BundleError(f"the engine's passport is damaged: {', '.join(odd)} missing or unknown")
-        values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in data.items()}
-        wrong = [name for name, value in values.items() if not isinstance(value, _kind(name))]
-        wrong += [n for n, keys in _ENTRIES.items() if n not in wrong and not _have(values[n], keys)]
-        if wrong:
-            raise BundleError(f"the engine's passport is damaged: {', '.join(wrong)} of another kind")
-        return cls(**values)
+        part = JsonPart.of(data)
+        try:
+            return cls(
+                **part.fields(cls),
+                profiles=tuple(map(_profile, part["profiles"].parts())),
+                options=part["options"].members(),
+                attentions=tuple(each.entries(_ATTENTION) for each in part["attentions"].parts()),
+                lowering=tuple(each.entries(_STEP) for each in part["lowering"].parts()),
+            )
+        except ValueError as error:
+            raise BundleError(f"the engine's passport is damaged: {error}; build the engine again") from error
 
     def write(self, plan: Path) -> Path:
         """Write it beside `plan`."""
@@ -117,11 +115,17 @@ def read_passport(plan: Path) -> Passport:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BundleError(f"{plan} has no passport {path.name} beside it: it will not be loaded") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"{path} is damaged: {error}; build the engine again") from error
-    if not isinstance(data, dict):
-        raise BundleError(f"{path} is damaged: expected a table; build the engine again")
     return Passport.from_json(data)
+
+
+def _profile(part: JsonPart) -> dict[str, list[int]]:
+    ranges = {name: [bound.whole() for bound in part[name].parts()] for name in part.members()}
+    odd = [name for name, bounds in ranges.items() if len(bounds) != 3]
+    if odd:
+        raise part[odd[0]].wrong("a list of min, opt and max")
+    return ranges
 
 
 def _short(value: object) -> str:
