@@ -66,8 +66,8 @@ class Bundle:
         for artifact in self.artifacts:
             if artifact.name == (name or CANONICAL):
                 return artifact
-        known = ", ".join(artifact.name for artifact in self.artifacts)
-        raise BundleError(f"{self.folder} has no artifact {name!r}; it has {known}")
+        known = ", ".join(artifact.name for artifact in self.artifacts) or "none"
+        raise BundleError(f"{self.folder} has no artifact {name or CANONICAL!r}; it has {known}")
 
     def passed_over(self, placement: Placement = DEFAULT_PLACEMENT) -> tuple[str, ...]:
         """What `optimize` chose elsewhere, where none of it holds here: it was on another machine (or with
@@ -97,8 +97,9 @@ class Bundle:
             MissingError: this machine lacks the runtime, the provider or the GPU.
         """
         artifact = self.artifact(name, placement)
-        if "passport" in artifact.details:
-            self._check_passport(artifact)
+        for each in (artifact, *artifact.routes):
+            if "passport" in each.details:
+                self._check_passport(each)
         session = open_session(self.folder, artifact, placement)
         return PackedSession(session, self.spec) if artifact.layout == "packed" else session
 
@@ -142,14 +143,29 @@ class Bundle:
             passport.agrees({"targets": [here]}, "this machine")
 
     def reference(self) -> MultiHeadAttention:
-        """The PyTorch module with the bundle's weights, in fp32 and evaluation mode."""
+        """The PyTorch module with the bundle's weights, in fp32 and evaluation mode.
+
+        Raises:
+            BundleError: the weights are not the ones recorded, or not those of the spec.
+        """
         with interrupts_held():
             from safetensors.torch import load_file
 
             from mha_deploy.attention import MultiHeadAttention
 
-        module = MultiHeadAttention(self.spec)
-        module.load_state_dict(load_file(self.manifest.weights.verified(self.folder)))
+        module, path = MultiHeadAttention(self.spec), self.manifest.weights.verified(self.folder)
+        found = load_file(path)
+        shapes, needed = (
+            {name: tuple(each.shape) for name, each in tensors.items()}
+            for tensors in (found, module.state_dict())
+        )
+        if shapes != needed:
+            odd = sorted(name for name in shapes | needed if shapes.get(name) != needed.get(name))
+            raise BundleError(
+                f"{path} does not hold the block that the manifest's spec describes: {', '.join(odd)} "
+                "missing, unknown or of another shape; export again"
+            )
+        module.load_state_dict(found)
         return module.eval()
 
     def real_inputs(self) -> list[Request]:

@@ -15,8 +15,8 @@ import onnx
 
 from mha_deploy import machine
 from mha_deploy.errors import BundleError, CheckError, MhaDeployError
+from mha_deploy.file_record import sha256_of
 from mha_deploy.lowering import Lowered, lower_for_tensorrt, lower_to_portable
-from mha_deploy.manifest import sha256_of
 from mha_deploy.onnx_files import save
 from mha_deploy.staging import make_folder, staged_file
 from mha_deploy.tensorrt.backend import Backend, load_backend

@@ -10,7 +10,8 @@ from pathlib import Path
 from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.engine_job import Engine, Job, run_job
 from mha_deploy.errors import CheckError, InputError
-from mha_deploy.manifest import Artifact, FileRecord, update
+from mha_deploy.file_record import FileRecord
+from mha_deploy.manifest import Artifact, update
 from mha_deploy.packed import LAYOUTS
 from mha_deploy.proof import prove_same
 from mha_deploy.tensorrt.backend import load_backend

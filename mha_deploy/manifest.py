@@ -6,15 +6,17 @@ Later stages read the bundle and nothing else; nothing is inferred from a file's
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mha_deploy.errors import BundleError, MhaDeployError
-from mha_deploy.packed import LAYOUTS
+from mha_deploy.artifact_details import read_details
+from mha_deploy.errors import BundleError, SpecError
+from mha_deploy.file_record import FileRecord
+from mha_deploy.json_part import JsonPart, clipped
+from mha_deploy.packed import LAYOUTS, graph_signature
 from mha_deploy.precision import Precision
 from mha_deploy.signature import Signature
 from mha_deploy.spec import AttentionSpec
@@ -23,47 +25,7 @@ from mha_deploy.staging import locked, staged_file
 FORMAT = 1
 FILE_NAME = "manifest.json"
 VARIANTS = "variants"  # the folder of other forms of the block than the canonical
-PROVENANCE = ("mha_deploy", "created", "checkpoint", "machine")
-
-
-@dataclass(frozen=True, slots=True)
-class FileRecord:
-    """One file of the bundle, by its name in the folder, with its hash and size."""
-
-    file: str
-    sha256: str
-    bytes: int
-
-    def __post_init__(self) -> None:
-        parts = Path(self.file).parts
-        if not parts or Path(self.file).is_absolute() or ".." in parts:
-            raise ValueError(f"file {self.file!r}; expected a name within the bundle's folder")
-
-    @classmethod
-    def of(cls, folder: Path, file: str) -> FileRecord:
-        path = folder / file
-        return cls(file, sha256_of(path), path.stat().st_size)
-
-    def verified(self, folder: Path, made_by: str = "export") -> Path:
-        """The file's path, once it is there and holds what was recorded. `made_by` is the command to advise.
-
-        Raises:
-            BundleError: it is missing, or its bytes are not the ones recorded.
-        """
-        path = folder / self.file
-        if not path.is_file():
-            raise BundleError(f"{path} is missing; make it again with `{made_by}`")
-        try:
-            same = path.stat().st_size == self.bytes and sha256_of(path) == self.sha256
-        except OSError as error:
-            raise BundleError(f"cannot read {path}: {error.strerror}") from error
-        if not same:
-            raise BundleError(
-                f"{path} is not the file that the manifest records "
-                f"({path.stat().st_size} bytes, expected {self.bytes} with SHA-256 {self.sha256[:12]}...); "
-                f"it was changed or cut short: make it again with `{made_by}`"
-            )
-        return path
+CHECKPOINT = ("file", "sha256", "prefix", "layout", "stored_dtype")  # of the provenance
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +53,25 @@ class Artifact:
                 f"artifact {self.name!r} has layout {self.layout!r}; expected {', '.join(LAYOUTS)}"
             )
 
+    @property
+    def routes(self) -> tuple[Artifact, ...]:
+        """The two of a routed artifact, the one for short requests first; none of another."""
+        routes = self.details["routes"] if self.runtime == "routed" else {}
+        return tuple(Artifact.from_json(routes[route]) for route in ("short", "long") if routes)
+
+    def check(self, spec: AttentionSpec) -> None:
+        """
+        Raises:
+            ValueError: it, or one of its routes, has other inputs or outputs than a block of `spec`.
+            SpecError: it is packed, and the block has no packed layout.
+        """
+        of = graph_signature(spec) if self.layout == "packed" else spec.signature
+        own, *known = map(_told, (self.signature, of, of.at(self.precision)))
+        if own not in known:
+            raise ValueError(f"artifact {self.name!r} is {clipped(own)}, by the spec it is {known[0]}")
+        for route in self.routes:
+            route.check(spec)
+
     def path(self, folder: Path) -> Path:
         """The file to open, after every file of this artifact was checked against its record."""
         first, *_ = [record.verified(folder, self._made_by(record)) for record in self.files]
@@ -110,21 +91,34 @@ class Artifact:
             "precision": self.precision.value,
             "layout": self.layout,
             "signature": self.signature.to_json(),
-            "files": [_file_json(record) for record in self.files],
+            "files": [record.to_json() for record in self.files],
             "details": dict(self.details),
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Artifact:
-        return cls(
-            data["name"],
-            data["runtime"],
-            Precision(data["precision"]),
-            Signature.from_json(data["signature"]),
-            tuple(FileRecord(**record) for record in data["files"]),
-            data["details"],
-            data.get("layout", "padded"),  # manifests written before there was another lack it
+    def from_json(cls, data: object) -> Artifact:
+        """Inverse of `to_json`.
+
+        Raises:
+            ValueError: a part is missing or of another kind.
+            SpecError: as `Signature.from_json`.
+        """
+        part = JsonPart.of(data)
+        artifact = cls(
+            part["name"].text(),
+            part["runtime"].text(),
+            Precision(part["precision"].text()),
+            Signature.from_json(part["signature"]),
+            tuple(map(FileRecord.from_json, part["files"].parts())),
+            read_details(part["details"], part["runtime"].text()),
+            part.member("layout", "padded").text(),  # manifests written before there was another lack it
         )
+        if artifact.runtime == "routed":
+            routes = part["details"]["routes"]
+            routes["up_to_length"].whole(least=1)
+            for route in ("short", "long"):
+                cls.from_json(routes[route])
+        return artifact
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +142,8 @@ class Choice:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Choice:
-        return cls(**{**data, "artifact_sha256": tuple(data["artifact_sha256"])})
+    def from_json(cls, data: object) -> Choice:
+        return cls(**JsonPart.of(data).fields(cls))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +164,8 @@ class Manifest:
         return {
             "format": FORMAT,
             "spec": self.spec.to_json(),
-            "weights": _file_json(self.weights),
-            "inputs": [_file_json(record) for record in self.inputs],
+            "weights": self.weights.to_json(),
+            "inputs": [record.to_json() for record in self.inputs],
             "artifacts": [artifact.to_json() for artifact in self.artifacts],
             "choices": [choice.to_json() for choice in self.choices],
             "provenance": dict(self.provenance),
@@ -214,6 +208,8 @@ class Manifest:
         path = folder / FILE_NAME
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
+            # Half a character (a surrogate) is valid JSON, and can be neither shown nor written back.
+            json.dumps(data, ensure_ascii=False).encode()
         except (FileNotFoundError, NotADirectoryError) as error:
             raise BundleError(
                 f"{folder} is not a bundle: it has no {FILE_NAME}; make one with `export`"
@@ -223,37 +219,30 @@ class Manifest:
         except (ValueError, RecursionError) as error:
             raise BundleError(f"{path} is damaged: {error}; export again") from error
         try:
-            return cls._from_json(folder, data)
-        except (KeyError, TypeError, ValueError, AttributeError, MhaDeployError) as error:
-            if isinstance(error, BundleError):
-                raise
-            raise BundleError(f"{path} is damaged: {error!r}; export again") from error
+            return cls._from_json(folder, JsonPart.of(data))
+        except (ValueError, RecursionError, SpecError) as error:
+            raise BundleError(f"{path} is damaged: {error}; export again") from error
 
     @classmethod
-    def _from_json(cls, folder: Path, data: Mapping[str, Any]) -> Manifest:
-        if data["format"] > FORMAT:
-            by = data.get("provenance", {}).get("mha_deploy", "a newer version")
+    def _from_json(cls, folder: Path, part: JsonPart) -> Manifest:
+        if part["format"].whole(least=1) > FORMAT:
+            by = _written_by(part.member("provenance").value)
             raise BundleError(
-                f"{folder} has bundle format {data['format']}, written by mha-deploy {by}; "
+                f"{folder} has bundle format {part['format'].value}, written by mha-deploy {by}; "
                 f"this version reads up to {FORMAT}: upgrade mha-deploy or export again"
             )
-        if data["format"] not in range(1, FORMAT + 1):
-            raise ValueError(f"format {data['format']!r}; expected a whole number of at least 1")
-        for key, kind in (("artifacts", list), ("inputs", list), ("provenance", dict)):
-            if not isinstance(data[key], kind):
-                raise TypeError(f"{key} is a {type(data[key]).__name__}; expected a {kind.__name__}")
-        absent = [key for key in PROVENANCE if key not in data["provenance"]]
-        if absent:
-            raise ValueError(f"provenance lacks {', '.join(absent)}")
-        return cls(
-            AttentionSpec.from_json(data["spec"]),
-            FileRecord(**data["weights"]),
-            tuple(Artifact.from_json(artifact) for artifact in data["artifacts"]),
-            data["provenance"],
-            tuple(FileRecord(**record) for record in data["inputs"]),
+        manifest = cls(
+            AttentionSpec.from_json(part["spec"]),
+            FileRecord.from_json(part["weights"]),
+            tuple(map(Artifact.from_json, part["artifacts"].parts())),
+            _provenance(part["provenance"]),
+            tuple(map(FileRecord.from_json, part["inputs"].parts())),
             # Manifests written before there was a search lack it.
-            tuple(Choice.from_json(choice) for choice in data.get("choices", [])),
+            tuple(map(Choice.from_json, part.member("choices", []).parts())),
         )
+        for artifact in manifest.artifacts:
+            artifact.check(manifest.spec)
+        return manifest
 
 
 def update(folder: Path, *artifacts: Artifact) -> Manifest:
@@ -272,10 +261,26 @@ def choose(folder: Path, artifact: Artifact, choice: Choice) -> Manifest:
     return manifest
 
 
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def _provenance(part: JsonPart) -> Mapping[str, Any]:
+    for key in ("mha_deploy", "created"):
+        part[key].text()
+    for key in CHECKPOINT:
+        part["checkpoint"][key].text()
+    for package in (versions := part["machine"]["versions"]).members():
+        versions[package].text()
+    return part.members()
 
 
-def _file_json(record: FileRecord) -> dict[str, Any]:
-    return {"file": record.file, "sha256": record.sha256, "bytes": record.bytes}
+def _written_by(provenance: object) -> str:
+    """The version, as far as one can tell: a newer format may say it elsewhere."""
+    found = provenance.get("mha_deploy") if isinstance(provenance, dict) else None
+    return found if isinstance(found, str) else "a newer version"
+
+
+def _told(signature: Signature) -> str:
+    """Its tensors and dims in a line, without what is meant for people: that changes between versions."""
+    takes, gives = (
+        ", ".join(str(replace(tensor, meaning="")) for tensor in group)
+        for group in (signature.inputs, signature.outputs)
+    )
+    return f"{takes} -> {gives} with {', '.join(map(str, signature.dims))}"

@@ -8,7 +8,7 @@ import onnx
 from onnx import helper
 
 from mha_deploy.errors import FrozenAxisError, GraphError
-from mha_deploy.manifest import FileRecord
+from mha_deploy.file_record import FileRecord
 from mha_deploy.signature import Signature
 
 # protobuf refuses messages of 2 GiB; above this, weights go to a file of their own.

@@ -19,8 +19,9 @@ from mha_deploy.attention import MultiHeadAttention
 from mha_deploy.axes import prove_axes, prove_sizes
 from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.errors import BundleError, FeedError
+from mha_deploy.file_record import FileRecord, sha256_of
 from mha_deploy.graph import OPSET, write_graph
-from mha_deploy.manifest import FILE_NAME, Artifact, FileRecord, Manifest, sha256_of, update
+from mha_deploy.manifest import FILE_NAME, Artifact, Manifest, update
 from mha_deploy.onnx_files import INLINE_LIMIT
 from mha_deploy.precision import Precision
 from mha_deploy.ragged import unpack

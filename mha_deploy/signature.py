@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha_deploy.errors import FeedError, SpecError
+from mha_deploy.json_part import JsonPart
 from mha_deploy.precision import Precision, numpy_dtype
 
 Array = NDArray[Any]
@@ -205,13 +206,27 @@ class Signature:
         return {"inputs": tensors(self.inputs), "outputs": tensors(self.outputs), "dims": dims}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Signature:
-        def tensors(group: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
-            return tuple(TensorSpec(t["name"], t["dtype"], tuple(t["shape"]), t["meaning"]) for t in group)
+    def from_json(cls, data: object) -> Signature:
+        """Inverse of `to_json`.
 
-        return cls(
-            tensors(data["inputs"]), tensors(data["outputs"]), tuple(Dim(**dim) for dim in data["dims"])
-        )
+        Raises:
+            ValueError: a part is missing, unknown or of another kind.
+            SpecError: an impossible dim, or a tensor over a dim that is not there.
+        """
+        part = JsonPart.of(data)
+
+        def tensors(group: JsonPart) -> tuple[TensorSpec, ...]:
+            return tuple(
+                TensorSpec(**each.fields(TensorSpec), shape=tuple(map(_axis, each["shape"].parts())))
+                for each in group.parts()
+            )
+
+        dims = tuple(Dim(**dim.fields(Dim)) for dim in part["dims"].parts())
+        return cls(tensors(part["inputs"]), tensors(part["outputs"]), dims)
+
+
+def _axis(part: JsonPart) -> str | int:
+    return part.text() if isinstance(part.value, str) else part.whole(least=1)
 
 
 def _listed(names: Mapping[str, Any] | list[str]) -> str:

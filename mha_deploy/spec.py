@@ -7,11 +7,12 @@ Ainslie et al., "GQA" (2023).
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mha_deploy.errors import SpecError
+from mha_deploy.json_part import JsonPart
 from mha_deploy.signature import LARGEST, Dim, Signature, Sizes, TensorSpec
 
 PROJECTIONS = ("query", "key", "value", "output")
@@ -202,24 +203,20 @@ class AttentionSpec:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> AttentionSpec:
+    def from_json(cls, data: object) -> AttentionSpec:
         """Inverse of `to_json`.
 
         Raises:
             SpecError: a field is missing, unknown or wrong.
         """
-        known = {field.name for field in fields(cls)}
-        if set(data) - known:
-            raise SpecError(f"unknown spec fields: {', '.join(sorted(set(data) - known))}")
-        missing = sorted(known - set(data))
-        if missing:
-            raise SpecError(f"the stored spec is incomplete or malformed: it lacks {', '.join(missing)}")
+        part = JsonPart.of(data)
         try:
-            dims = tuple(Dim(**dim) for dim in data["dims"])
-            weights = WeightsSource(**data["weights"])
-            return cls(**{**data, "bias": tuple(data["bias"]), "dims": dims, "weights": weights})
-        except (KeyError, TypeError) as error:
+            plain = part.fields(cls)
+            dims = tuple(Dim(**dim.fields(Dim)) for dim in part["dims"].parts(least=1))
+            weights = WeightsSource(**part["weights"].fields(WeightsSource))
+        except ValueError as error:
             raise SpecError(f"the stored spec is incomplete or malformed: {error}") from error
+        return cls(**plain, dims=dims, weights=weights)
 
 
 def _is_number(value: object) -> bool:

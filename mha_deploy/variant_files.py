@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mha_deploy.manifest import VARIANTS, Manifest, sha256_of
+from mha_deploy.file_record import sha256_of
+from mha_deploy.manifest import VARIANTS, Manifest
 from mha_deploy.staging import locked, put_in_place, staged_folder
 
 

@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 
 from mha_deploy.attention import MultiHeadAttention
 from mha_deploy.bundle import Bundle
-from mha_deploy.manifest import FileRecord, Manifest
+from mha_deploy.file_record import FileRecord
+from mha_deploy.manifest import CHECKPOINT, Manifest
 from mha_deploy.spec import PROJECTIONS, AttentionSpec
 
 REFERENCE = """
@@ -78,7 +79,8 @@ def reference_bundle(spec, folder, weights=()):
     module.load_state_dict(dict(weights) or module.state_dict())
     folder.mkdir()
     save_file(module.state_dict(), folder / "weights.safetensors")
-    made = {"mha_deploy": "", "created": "", "checkpoint": {}, "machine": {}}
+    checkpoint, machine = dict.fromkeys(CHECKPOINT, ""), {"versions": {}}
+    made = {"mha_deploy": "", "created": "", "checkpoint": checkpoint, "machine": machine}
     Manifest(spec, FileRecord.of(folder, "weights.safetensors"), (), made).write(folder)
     return Bundle.load(folder)
 

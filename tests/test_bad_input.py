@@ -219,7 +219,7 @@ def test_a_failed_verification_ends_with_1(cli, copy):
     import onnx
     from onnx import numpy_helper
 
-    from mha_deploy.manifest import sha256_of
+    from mha_deploy.file_record import sha256_of
 
     model = onnx.load(copy / "model.onnx")
     bias = next(i for i in model.graph.initializer if i.name == "output.bias")

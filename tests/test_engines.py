@@ -22,7 +22,7 @@ from mha_deploy.cli import main
 from mha_deploy.engine_job import Job, run_job
 from mha_deploy.engines import build_engine
 from mha_deploy.errors import BundleError, CheckError, MissingError
-from mha_deploy.manifest import sha256_of
+from mha_deploy.file_record import sha256_of
 from mha_deploy.pipeline import export
 from mha_deploy.precision import Precision
 from mha_deploy.tensorrt.options import BuildOptions

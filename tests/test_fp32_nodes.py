@@ -18,11 +18,12 @@ from onnx import TensorProto, numpy_helper
 from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.cases import standard_cases
 from mha_deploy.errors import InputError
+from mha_deploy.file_record import FileRecord
 from mha_deploy.islands import read_keep_fp32
 from mha_deploy.locating import OVERFLOW, locate
 from mha_deploy.locating.smallest import smallest_set
 from mha_deploy.locating.spliced import quantised_nodes, splice_fp32
-from mha_deploy.manifest import Artifact, FileRecord, update
+from mha_deploy.manifest import Artifact, update
 from mha_deploy.pipeline import export
 from mha_deploy.precision import Precision
 from mha_deploy.quantization.plan import Plan, Source

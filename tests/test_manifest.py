@@ -9,14 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mha_deploy.artifact_details import KINDS
 from mha_deploy.bundle import Bundle
 from mha_deploy.errors import BundleError
-from mha_deploy.manifest import FORMAT, Artifact, FileRecord, Manifest, sha256_of
+from mha_deploy.file_record import FileRecord, sha256_of
+from mha_deploy.manifest import CHECKPOINT, FORMAT, Artifact, Manifest
 from mha_deploy.precision import Precision
 from mha_deploy.signature import Dim
 from mha_deploy.spec import AttentionSpec, WeightsSource
 
-PROVENANCE = {"mha_deploy": "0.1.0", "created": "2026-01-01T00:00:00+00:00", "checkpoint": {}, "machine": {}}
+PROVENANCE = {
+    "mha_deploy": "0.1.0",
+    "created": "2026-01-01T00:00:00+00:00",
+    "checkpoint": dict.fromkeys(CHECKPOINT, ""),
+    "machine": {"versions": {"torch": "2.9.0"}, "usable_cpus": 2},
+}
 KEYS = ("format", "spec", "weights", "inputs", "artifacts", "provenance")
 SPEC = AttentionSpec(
     24, 4, causal=True, norm="post", dims=(Dim("seq", 2, 3, 4),), weights=WeightsSource("w.bin", "layer.3.")
@@ -73,11 +80,11 @@ records = st.builds(
 artifacts = st.builds(
     Artifact,
     name=st.text(),
-    runtime=st.text(),
+    runtime=st.sampled_from(["onnxruntime", "openvino", ""]),
     precision=st.sampled_from(Precision),
-    signature=st.sampled_from([SPEC.signature, AttentionSpec(8, 2, kind="cross", mask="full").signature]),
+    signature=st.just(SPEC.signature),
     files=st.lists(records, min_size=1, max_size=3).map(tuple),
-    details=json_tables,
+    details=json_tables.filter(lambda table: not KINDS.keys() & table),
 )
 
 
@@ -144,29 +151,19 @@ def test_json_that_is_no_manifest_is_damaged(tmp_path, content):
 
 @pytest.mark.parametrize("key", KEYS)
 def test_a_manifest_that_lacks_a_key_is_damaged_and_the_key_named(tmp_path, key):
-    assert f"is damaged: KeyError('{key}')" in damaged(tmp_path, lambda data: data.pop(key))
+    assert f"is damaged: it has no '{key}'; export again" in damaged(tmp_path, lambda data: data.pop(key))
 
 
 @pytest.mark.parametrize("key", ["name", "runtime", "precision", "signature", "files", "details"])
 def test_an_artifact_that_lacks_a_key_is_damaged(tmp_path, key):
-    assert f"is damaged: KeyError('{key}')" in damaged(tmp_path, lambda data: data["artifacts"][0].pop(key))
+    said = damaged(tmp_path, lambda data: data["artifacts"][0].pop(key))
+    assert f"is damaged: artifacts[0] has no '{key}'; export again" in said
 
 
 @pytest.mark.parametrize("key", ["file", "sha256", "bytes"])
 def test_a_file_record_that_lacks_a_key_is_damaged(tmp_path, key):
-    assert f"'{key}'" in damaged(tmp_path, lambda data: data["weights"].pop(key))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        *((key, value) for key in KEYS for value in (None, "text")),
-        *((key, {}) for key in KEYS if key != "provenance"),
-        *((key, 2.5) for key in KEYS if key != "format"),  # 2.5 is newer than this version
-    ],
-)
-def test_a_manifest_with_a_value_of_another_type_is_damaged(tmp_path, key, value):
-    assert "is damaged" in damaged(tmp_path, lambda data: data.update({key: value}))
+    said = damaged(tmp_path, lambda data: data["weights"].pop(key))
+    assert f"is damaged: weights lacks '{key}'; export again" in said
 
 
 @pytest.mark.parametrize("file", ["../secret.onnx", "/etc/hostname", "a/../../b", ".."])
@@ -183,7 +180,7 @@ def test_an_artifact_without_files_is_damaged(tmp_path):
     [
         (lambda data: data["artifacts"][0].update(precision="fp8"), "'fp8' is not a valid Precision"),
         (lambda data: data["spec"].update(num_heads=5), "num_heads = 5 does not divide by num_kv_heads = 4"),
-        (lambda data: data["spec"].update(window=5), "unknown spec fields: window"),
+        (lambda data: data["spec"].update(window=5), "spec has unknown 'window'"),
         (lambda data: data["spec"]["dims"][0].update(max=0), "expected 1 <= min <= opt <= max"),
     ],
 )

@@ -15,9 +15,10 @@ from mutants import CAUSAL, DEMO, FORMS, MUTANTS, PORTABLE, TABLE, Graph, table
 
 from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.cases import standard_cases
+from mha_deploy.file_record import FileRecord
 from mha_deploy.locating import CANNOT_RUN, UNREADABLE, Locator
 from mha_deploy.lowering import lower_to_portable
-from mha_deploy.manifest import Artifact, FileRecord, update
+from mha_deploy.manifest import Artifact, update
 from mha_deploy.pipeline import export
 from mha_deploy.sessions.reference import ReferenceSession
 from mha_deploy.spec_file import load_spec

@@ -15,8 +15,9 @@ from mha_deploy.benchmark import bench
 from mha_deploy.bundle import Bundle
 from mha_deploy.cases import standard_cases
 from mha_deploy.errors import BenchError, CheckError, InputError
+from mha_deploy.file_record import FileRecord
 from mha_deploy.inference import infer
-from mha_deploy.manifest import FileRecord, update
+from mha_deploy.manifest import update
 from mha_deploy.pipeline import export
 from mha_deploy.precision import Precision
 from mha_deploy.ragged import Request, join
@@ -145,8 +146,8 @@ def test_inspect_names_the_layout(made, cli):
 def test_a_manifest_from_before_there_were_layouts_holds_padded_artifacts(copy):
     file = copy.folder / "manifest.json"
     data = json.loads(file.read_text())
-    for artifact in data["artifacts"]:
-        del artifact["layout"]
+    data["artifacts"] = data["artifacts"][:1]
+    del data["artifacts"][0]["layout"]
     file.write_text(json.dumps(data))
     assert {artifact.layout for artifact in Bundle.load(copy.folder).artifacts} == {"padded"}
 

@@ -10,8 +10,8 @@ from conftest import small_spec
 
 from mha_deploy.bundle import Bundle
 from mha_deploy.errors import BundleError
+from mha_deploy.file_record import FileRecord
 from mha_deploy.lowering import lean_attention
-from mha_deploy.manifest import FileRecord
 from mha_deploy.pipeline import INPUTS_FILE, export
 from mha_deploy.precision import Precision
 from mha_deploy.search import Candidate, optimize

@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import re
 from dataclasses import fields
 
 import pytest
@@ -199,7 +198,7 @@ def test_a_stored_spec_that_lacks_a_field_is_refused_rather_than_completed(field
 
 def test_a_stored_spec_with_an_unknown_field_is_refused():
     data = {**AttentionSpec(24, 4).to_json(), "window": 128, "rope": True}
-    with pytest.raises(SpecError, match=re.escape("unknown spec fields: rope, window")):
+    with pytest.raises(SpecError, match="it has unknown 'rope', 'window'"):
         AttentionSpec.from_json(data)
 
 

@@ -21,7 +21,7 @@ from fake_tensorrt import (
 from gpu_engines import open_engine, write_plan
 
 from mha_deploy.errors import MissingError
-from mha_deploy.manifest import FileRecord
+from mha_deploy.file_record import FileRecord
 from mha_deploy.precision import Precision
 from mha_deploy.sessions import Placement, memory, open_session
 from mha_deploy.sessions.engine import EngineError

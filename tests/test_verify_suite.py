@@ -18,7 +18,8 @@ from mha_deploy.cases import padded_case, real_cases, standard_cases
 from mha_deploy.cases.magnitudes import near_overflow
 from mha_deploy.cases.suite import repeated, small_case
 from mha_deploy.errors import FeedError, InputError
-from mha_deploy.manifest import FileRecord, update
+from mha_deploy.file_record import FileRecord
+from mha_deploy.manifest import update
 from mha_deploy.precision import Precision
 from mha_deploy.ragged import unpack
 from mha_deploy.sessions.fake import FakeSession

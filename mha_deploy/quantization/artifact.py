@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mha_deploy.bundle import CANONICAL, Bundle
-from mha_deploy.manifest import Artifact, FileRecord, Manifest, update
+from mha_deploy.file_record import FileRecord
+from mha_deploy.manifest import Artifact, Manifest, update
 from mha_deploy.onnx_files import files_of
 from mha_deploy.pipeline import INPUTS_FILE
 from mha_deploy.precision import Precision

@@ -28,7 +28,7 @@ from mha_deploy.precision import Precision
 from mha_deploy.sessions.base import Session
 from mha_deploy.sessions.placement import DEFAULT_PLACEMENT, DEVICES, Placement
 from mha_deploy.sessions.routed import RoutedSession, length_of
-from mha_deploy.sessions.settings import ArtifactSettings, placed, placements, routes_of
+from mha_deploy.sessions.settings import ArtifactSettings, placed, placements
 
 __all__ = [
     "DEFAULT_PLACEMENT",
@@ -89,7 +89,7 @@ def open_session(folder: Path, artifact: Artifact, placement: Placement) -> Sess
 
 
 def _routed(folder: Path, artifact: Artifact, placement: Placement) -> Session:
-    first, second = routes_of(artifact)
+    first, second = artifact.routes
     short = open_session(folder, first, placement)
     try:
         long = open_session(folder, second, placement)

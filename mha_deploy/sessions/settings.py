@@ -26,19 +26,13 @@ class ArtifactSettings:
         return replace(placement, device=device, threads=threads)
 
 
-def routes_of(artifact: Artifact) -> tuple[Artifact, ...]:
-    """The two of a routed artifact, the one for short requests first; none of another."""
-    routes = artifact.details["routes"] if artifact.runtime == "routed" else {}
-    return tuple(Artifact.from_json(routes[route]) for route in ("short", "long") if routes)
-
-
 def placements(artifact: Artifact, placement: Placement) -> tuple[Placement, ...]:
     """What a session opened at `placement` runs at, the artifact's own settings considered.
 
     One, or one for each route of a routed artifact, whose settings may differ.
     """
     own = ArtifactSettings.of(artifact).placed(placement)
-    return tuple(found for route in routes_of(artifact) for found in placements(route, own)) or (own,)
+    return tuple(found for route in artifact.routes for found in placements(route, own)) or (own,)
 
 
 def placed(artifact: Artifact, placement: Placement) -> Placement:
