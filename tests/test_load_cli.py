@@ -199,3 +199,44 @@ def test_a_server_without_its_scheme_is_told_to_have_one(cli, tmp_path, monkeypa
     assert "there is no folder 127.0.0.1:18100; for a server, write http://127.0.0.1:18100" in done.stderr
     (tmp_path / "block:1").mkdir()
     assert "http://" not in cli("load", "block:1", "--rate", 1).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("DIR", "--rate", 1, "--model", "m"), "--model was given with a DIR"),
+        (("DIR", "--rate", 1, "--bundle", "b"), "--bundle was given with a DIR"),
+        (("http://127.0.0.1:1", "--rate", 1, "--workers", 2), "--workers was given with a URL"),
+        (("http://127.0.0.1:1", "--rate", 1, "--device", "cuda"), "--device was given with a URL without"),
+        (("http://127.0.0.1:1", "--rate", 1, "--tolerance", 0.1), "--tolerance was given with no --p99-ms"),
+        (("DIR", "--trace", "t", "--requests", 5), "--requests was given with --trace"),
+        (("DIR", "--concurrency", 2, "--arrivals", "burst"), "--arrivals was given with --concurrency"),
+        (("DIR", "--rate", 1, "--requests", 5, "--seconds", 3), "--seconds was given with --requests"),
+        (("DIR", "--rate", 1, "--burst-shape", 0.5), "--burst-shape was given with no --arrivals burst"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(cli, arguments, message):
+    done = cli("load", *arguments)
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert f"error: {message}" in done.stderr
+    assert "where it changes nothing; leave it out" in done.stderr
+
+
+def test_a_file_that_cannot_be_written_costs_no_run(cli, small_bundle, tmp_path):
+    out = tmp_path / f"{'x' * 250}.json"
+    run = (
+        "load",
+        small_bundle.folder,
+        "--concurrency",
+        1,
+        "--requests",
+        5,
+        "--lengths",
+        "fixed:4",
+        "-o",
+        out,
+    )
+    done = cli(*run, "--workers", 1, "--threads", 1)
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert "File name too long" in done.stderr
+    assert "5 requests: 5 answered" in done.stdout

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from conftest import small_spec
 from loading import LENGTHS, QUICK, Scripted, driven, others, poisson, run
 from serving import bundle_runner, fake_runner, serving
 
+from mha_deploy import machine
+from mha_deploy.bundle import Bundle
 from mha_deploy.errors import InputError
 from mha_deploy.load import (
     Arrivals,
@@ -28,6 +32,9 @@ from mha_deploy.load.drive import drive
 from mha_deploy.load.inputs import VARIANTS, Inputs
 from mha_deploy.load.records import Outcome
 from mha_deploy.load.target import variant_of
+from mha_deploy.manifest import Choice, choose
+from mha_deploy.precision import Precision
+from mha_deploy.sessions import Placement
 
 
 @pytest.fixture(scope="module")
@@ -240,3 +247,20 @@ def test_an_alarm_rings_once_and_not_before_its_time():
     at, rung = asyncio.run(go())
     assert len(rung) == 1
     assert rung[0] >= at
+
+
+def test_answers_are_held_to_what_the_artifact_that_runs_at_the_placement_may_be_off_by(
+    small_bundle, tmp_path
+):
+    folder = shutil.copytree(small_bundle.folder, tmp_path / "bundle")
+    coarse = replace(small_bundle.artifact(), name="coarse", precision=Precision.BF16)
+    files = tuple(record.sha256 for record in coarse.files)
+    choose(folder, coarse, Choice(machine.fingerprint(), "cpu", 1, "coarse", files))
+    bundle = Bundle.load(folder)
+    x = np.random.default_rng(0).standard_normal((1, 4, 32)).astype(np.float32)
+    feeds = {"x": x, "mask": np.ones((1, 4), bool)}
+    one, two = (
+        ReferenceChecker(bundle, placement=Placement(threads=threads)).errors(x[0], feeds)[1]
+        for threads in (1, 2)
+    )
+    assert one > 1000 * two

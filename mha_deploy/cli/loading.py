@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from mha_deploy.cli.shared import (
     FOLDER,
@@ -23,6 +23,7 @@ from mha_deploy.cli.shared import (
     placement_options,
     print_json,
     status_line,
+    told_after,
 )
 from mha_deploy.errors import InputError
 from mha_deploy.staging import interrupts_held, staged_file
@@ -32,8 +33,22 @@ if TYPE_CHECKING:
     from mha_deploy.load import LoadReport, Plan, SearchReport
     from mha_deploy.load.target import Target
     from mha_deploy.runner import BatchRunner
+    from mha_deploy.sessions import Placement
 
 _LEAST = 460  # a p99 takes 459 samples
+_PLACED = ("device", "threads", "fallback", "cuda_graphs")
+# Options that something makes void, by what that is called in a message.
+_VOID = {
+    "a URL": ("workers", "mode"),
+    "a URL without --bundle": ("artifact", *_PLACED),
+    "a DIR": ("bundle", "model", "token_file", "allow_remote"),
+    "--trace": ("requests", "seconds", "lengths", "arrivals", "burst_shape"),
+    "--concurrency": ("seconds", "arrivals", "burst_shape"),
+    "--requests": ("seconds",),
+    "no --arrivals burst": ("burst_shape",),
+    "no --p99-ms": ("tolerance",),
+    "--check 0": ("bundle",),
+}
 
 
 @click.command()
@@ -88,30 +103,51 @@ def load(*, target: str, picture: Path | None, out: Path | None, as_json: bool, 
         raise InputError(
             f"load was given {len(kinds)} of --rate, --trace, --concurrency and --p99-ms; give one of them"
         )
+    _check_together(target, options)
     if picture and options["p99_ms"]:
         raise InputError("--picture draws one run, but --p99-ms makes many; draw it with --rate")
     with interrupts_held():
         from mha_deploy.benchmark import check_picture
-        from mha_deploy.load import draw_percentiles
+        from mha_deploy.load import LoadReport, draw_percentiles
 
     if picture:
         check_picture(picture)
-    report: LoadReport | SearchReport
-    if options["p99_ms"]:
-        report = _searched(target, options)
-    else:
-        report = _ran(target, options)
-        if picture:
-            draw_percentiles(report, picture)
-    if out:
-        with staged_file(out) as staging:
-            staging.write_text(json.dumps(report.to_json(samples=True)) + "\n", encoding="utf-8")
+    report = _searched(target, options) if options["p99_ms"] else _ran(target, options)
+    # Figures first: a file that cannot be written costs no run.
     if as_json:
         print_json(report.to_json())
     else:
         _print(report)
-    if not report.passed:
-        sys.exit(1)
+    with told_after(failed=not report.passed):
+        if out:
+            with staged_file(out) as staging:
+                staging.write_text(json.dumps(report.to_json(samples=True)) + "\n", encoding="utf-8")
+        if picture and isinstance(report, LoadReport):
+            draw_percentiles(report, picture)
+
+
+def _check_together(target: str, options: dict[str, Any]) -> None:
+    """Refuse an option that would be passed over without a word."""
+    remote = "://" in target
+    holds = {
+        "a URL": remote,
+        "a URL without --bundle": remote and not options["bundle"],
+        "a DIR": not remote,
+        "--trace": options["trace"] is not None,
+        "--concurrency": options["concurrency"] is not None,
+        "--requests": options["requests"] is not None,
+        "no --arrivals burst": options["arrivals"] != "burst",
+        "no --p99-ms": options["p99_ms"] is None,
+        "--check 0": options["sample"] == 0,
+    }
+    source = click.get_current_context().get_parameter_source
+    for what, void in _VOID.items():
+        given = [name for name in void if holds[what] and source(name) is ParameterSource.COMMANDLINE]
+        if given:
+            raise InputError(
+                f"--{given[0].replace('_', '-')} was given with {what}, where it changes nothing; leave it "
+                "out"
+            )
 
 
 def _print(report: LoadReport | SearchReport) -> None:
@@ -187,7 +223,7 @@ def _target(
     home = options["bundle"] if remote else Path(name)
     bundle = Bundle.load(home) if home else None
     if bundle and options["sample"]:
-        checker = ReferenceChecker(bundle, artifact)
+        checker = ReferenceChecker(bundle, artifact, _placement(options))
 
     def run(plan: Plan) -> LoadReport:
         return run_load(target, plan, driving, checker)
@@ -215,7 +251,9 @@ def _target(
 def _runner(bundle: Bundle, artifact: str, options: dict[str, Any]) -> BatchRunner:
     from mha_deploy.runner import BatchRunner, RunnerOptions
 
-    names = ("device", "threads", "fallback", "cuda_graphs")
-    where = placement(**{name: options[name] for name in names})
     rules = RunnerOptions(workers=options["workers"], threads=options["threads"], mode=options["mode"])
-    return BatchRunner.over(bundle, artifact, placement=where, options=rules)
+    return BatchRunner.over(bundle, artifact, placement=_placement(options), options=rules)
+
+
+def _placement(options: dict[str, Any]) -> Placement:
+    return placement(**{name: options[name] for name in _PLACED})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mha_deploy.errors import BundleError, InputError
+from mha_deploy.errors import BundleError, InputError, MhaDeployError
 from mha_deploy.staging import check_target
 
 if TYPE_CHECKING:
@@ -95,6 +95,20 @@ def placement(device: str, threads: int, fallback: str | None, *, cuda_graphs: b
     from mha_deploy.sessions import Placement
 
     return Placement(device, threads, fallback or "", cuda_graphs)
+
+
+@contextlib.contextmanager
+def told_after(*, failed: bool) -> Iterator[None]:
+    """Files of a report are written, which itself is out. Where it `failed` the exit code is 1, also when one
+    of them cannot be written."""
+    try:
+        yield
+    except MhaDeployError as error:
+        if not failed:
+            raise
+        click.echo(f"error: {error}", err=True)
+    if failed:
+        sys.exit(1)
 
 
 def print_json(data: object) -> None:

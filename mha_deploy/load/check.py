@@ -15,6 +15,7 @@ from mha_deploy.latency import figure
 from mha_deploy.load.inputs import Inputs
 from mha_deploy.load.target import Target, variant_of
 from mha_deploy.serving.rows import served_signature
+from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement
 from mha_deploy.sessions.fake import FakeSession
 from mha_deploy.signature import Array, Feeds, TensorSpec
 from mha_deploy.verification import RULE, Judge, as_inputs
@@ -99,10 +100,13 @@ BY_SHAPE = Checker()
 
 
 class ReferenceChecker(Checker):
-    """Against the bundle's PyTorch module, by the rule and yardstick of `verify`."""
+    """Against the bundle's PyTorch module, by the rule and yardstick of `verify`.
 
-    def __init__(self, bundle: Bundle, artifact: str = "") -> None:
-        found = bundle.artifact(artifact)
+    What answers may be off by is that of the artifact that `bundle` runs at this placement.
+    """
+
+    def __init__(self, bundle: Bundle, artifact: str = "", placement: Placement = DEFAULT_PLACEMENT) -> None:
+        found = bundle.artifact(artifact, placement)
         self._name, self._precision, self._spec = found.name, found.precision, bundle.spec
         self._signature = served_signature(bundle.spec, bundle.signature)
         self._judge = Judge(bundle.reference())
