@@ -66,6 +66,19 @@ def test_a_picture_that_cannot_be_written_costs_no_measurement(cli, small_bundle
         assert json.loads(result.stdout)["cells"] if json_too else "p50 ms" in result.stdout
 
 
+def test_a_profile_of_another_runtime_is_refused_before_anything_is_measured(cli, small_bundle, monkeypatch):
+    elsewhere = replace(small_bundle.artifacts[0], runtime="openvino")
+    manifest = replace(small_bundle.manifest, artifacts=(elsewhere,))
+    monkeypatch.setattr(Bundle, "load", lambda folder: Bundle(folder, manifest))
+    monkeypatch.setattr("mha_deploy.benchmark.bench", lambda *_, **__: pytest.fail("something was measured"))
+    result = cli("bench", small_bundle.folder, *SIZES, "--profile")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "error: artifact 'canonical' runs in openvino; the profile is ONNX Runtime's: name an artifact that "
+        "runs there, as --artifact canonical\n"
+    )
+
+
 def slowed(report, path, factor):
     """The report as a baseline whose sizes took `factor` of their time."""
     data = json.loads(json.dumps(report.to_json()))
@@ -88,6 +101,18 @@ def test_a_regression_ends_with_1_and_an_improvement_with_0(
     assert result.exit_code == code
     assert f"{word} sizes regressed" in result.stdout
     assert "at most 5% slower" in unfolded(result.stdout)
+
+
+def test_a_regression_ends_with_1_also_where_the_picture_cannot_be_written(
+    cli, small_bundle, bench_report, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("mha_deploy.benchmark.baseline.bench", lambda *_, **__: bench_report)
+    path, picture = slowed(bench_report, tmp_path / "baseline.json", 0.001), tmp_path / f"{'x' * 240}.png"
+    gate = ("--threads", 1, "--baseline", path, "--roofline", picture)
+    result = cli("bench", small_bundle.folder, *gate)
+    assert result.exit_code == 1
+    assert "FAILED: 2 of 2 sizes regressed" in result.stdout
+    assert "error: cannot write" in result.stderr
 
 
 def test_a_baseline_of_another_shape_ends_with_2_before_anything_is_measured(

@@ -86,6 +86,11 @@ def test_more_regression_passes_where_more_is_allowed(bench_report, baseline):
         ),
         (lambda d: d["machine"].update(usable_cpus=99), "another machine: its usable cpus is 99, here it is"),
         (lambda d: d.update(subject="other"), "another block: its name is 'other', here it is 'small'"),
+        (
+            lambda d: d["block"].update(causal=True),
+            "another block: its causal is True, here it is False",
+        ),
+        (lambda d: d["block"].update(num_heads=8), "another block: its num_heads is 8, here it is 4"),
         (lambda d: d.update(artifact="fp16"), "another artifact: its name is 'fp16', here it is 'canonical'"),
         (
             lambda d: d.update(precision="fp16"),

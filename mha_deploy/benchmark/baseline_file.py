@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mha_deploy import machine
 from mha_deploy.benchmark import ceilings
+from mha_deploy.benchmark.block import block_of, differences
 from mha_deploy.benchmark.report import FORMAT
 from mha_deploy.benchmark.rounds import ROUNDS
 from mha_deploy.bundle import Bundle
@@ -40,6 +41,7 @@ class Baseline:
     path: Path
     machine: Mapping[str, object]
     subject: str
+    block: Mapping[str, object]
     artifact: str
     precision: str
     provider: str
@@ -69,6 +71,7 @@ class Baseline:
             path=path,
             machine=report["machine"].members(),
             subject=report["subject"].text(),
+            block=report["block"].members(),
             artifact=report["artifact"].text(),
             precision=report["precision"].text(),
             provider=report["provider"].text(),
@@ -105,6 +108,9 @@ class Baseline:
             ("another placement: its threads", self.threads, threads),
         ):
             self._same(what, theirs, ours)
+        block = block_of(bundle.spec)
+        for name in differences(self.block, block):
+            self._same(f"another block: its {name}", self.block.get(name), block.get(name))
         for sizes in cells:
             found = self._cell(sizes)
             if found is None:

@@ -6,12 +6,13 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mha_deploy import machine
+from mha_deploy.benchmark.block import block_of, differences
 from mha_deploy.benchmark.comparison import RULE, Comparison, check_rounds, compare
 from mha_deploy.benchmark.conditions import Conditions, drift_of, watch
 from mha_deploy.benchmark.report import FORMAT, check_dims
@@ -33,8 +34,6 @@ from mha_deploy.spec import AttentionSpec
 
 # A session that takes longer to open is opened once, not before every round.
 REOPENED_BELOW_S = 0.5
-# What two blocks may differ in and compute the same, or at the sizes measured the same.
-ALIKE = ("name", "dims", "weights", "inputs_file", "dropout")
 GRAMMAR = "ARTIFACT, DIR or DIR:ARTIFACT, each with @threads=N, @device=cuda or @cuda-graphs after it"
 
 
@@ -195,11 +194,8 @@ def contest(
 
 def _block_notices(a: AttentionSpec, b: AttentionSpec) -> list[str]:
     """Where not one block is computed twice: a ratio of two tells nothing of how well either runs."""
-    differ = [
-        f"{field.name} {getattr(a, field.name)!r} and {getattr(b, field.name)!r}"
-        for field in fields(AttentionSpec)
-        if field.name not in ALIKE and getattr(a, field.name) != getattr(b, field.name)
-    ]
+    of_a, of_b = block_of(a), block_of(b)
+    differ = [f"{name} {of_a[name]!r} and {of_b[name]!r}" for name in differences(of_a, of_b)]
     return [f"A and B compute different blocks: {', '.join(differ)}"] if differ else []
 
 

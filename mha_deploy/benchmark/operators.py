@@ -14,6 +14,7 @@ from mha_deploy.benchmark.turns import random_feeds
 from mha_deploy.bundle import Bundle
 from mha_deploy.errors import BenchError
 from mha_deploy.latency import nearest_rank
+from mha_deploy.manifest import Artifact
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, open_onnx_runtime
 from mha_deploy.signature import Sizes
 
@@ -64,6 +65,23 @@ class Profile:
         }
 
 
+def check_profiled(
+    bundle: Bundle, artifact: str = "", *, placement: Placement = DEFAULT_PLACEMENT
+) -> Artifact:
+    """The artifact that would be profiled.
+
+    Raises:
+        BenchError: it is not ONNX Runtime's.
+    """
+    chosen = bundle.artifact(artifact, placement)
+    if chosen.runtime != "onnxruntime":
+        raise BenchError(
+            f"artifact {chosen.name!r} runs in {chosen.runtime}; the profile is ONNX Runtime's: name an "
+            "artifact that runs there, as --artifact canonical"
+        )
+    return chosen
+
+
 def profile(
     bundle: Bundle, sizes: Sizes, artifact: str = "", *, placement: Placement = DEFAULT_PLACEMENT
 ) -> Profile:
@@ -72,15 +90,10 @@ def profile(
     It is opened as the bundle opens the artifact, but without CUDA graphs, in which no node is seen.
 
     Raises:
-        BenchError: the artifact is not ONNX Runtime's.
+        BenchError: as `check_profiled`.
         BundleError, MissingError, GraphError: as `Bundle.open_session`.
     """
-    chosen = bundle.artifact(artifact, placement)
-    if chosen.runtime != "onnxruntime":
-        raise BenchError(
-            f"artifact {chosen.name!r} runs in {chosen.runtime}; the profile is ONNX Runtime's: name an "
-            "artifact that runs there"
-        )
+    chosen = check_profiled(bundle, artifact, placement=placement)
     with tempfile.TemporaryDirectory() as folder:
         with open_onnx_runtime(bundle.folder, chosen, placement, profile_into=folder) as session:
             feeds = random_feeds(session.signature, sizes)

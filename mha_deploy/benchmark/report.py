@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mha_deploy import machine
+from mha_deploy.benchmark.block import block_of
 from mha_deploy.benchmark.bounds import RULE, Bound, bound_of, traffic_bytes
 from mha_deploy.benchmark.ceilings import COMPUTE, Ceilings
 from mha_deploy.benchmark.conditions import Conditions, watch
@@ -31,7 +32,7 @@ from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, placed
 from mha_deploy.sessions.stages import Stages
 from mha_deploy.signature import Sizes
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """What was measured, and what it stands on.
+    """What was measured, and what it stands on. `block` is what `block_of` tells of the subject.
 
     `device` and `threads` are those that hold for the session, `routes` what to know of one that is two.
     """
@@ -120,6 +121,7 @@ class BenchReport:
     conditions: Conditions
     schedule: Schedule
     machine: Mapping[str, object]
+    block: Mapping[str, object]
     routes: tuple[str, ...] = ()
 
     @property
@@ -148,6 +150,7 @@ class BenchReport:
         return {
             "format": FORMAT,
             "subject": self.subject,
+            "block": dict(self.block),
             "artifact": self.artifact,
             "precision": self.precision,
             "provider": self.provider,
@@ -229,6 +232,7 @@ def bench(
             conditions=conditions,
             schedule=schedule,
             machine=machine.describe(),
+            block=block_of(spec),
             routes=tuple(route_notices(session, chosen, placement)),
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from mha_deploy.cli.shared import (
     placement_options,
     print_json,
     status_line,
+    told_after,
 )
 from mha_deploy.errors import InputError
 from mha_deploy.staging import interrupts_held, staged_file
@@ -88,15 +88,14 @@ def bench(
         raise InputError("bench was given no bundle; name one, or two with --compare")
     if as_json:
         print_json(data)
-    if out:
-        with staged_file(out) as staging:
-            staging.write_text(json.dumps(data) + "\n", encoding="utf-8")
-    if report and options["roofline"]:  # last: what fails here has cost no measurement
-        from mha_deploy.benchmark import draw_roofline
+    with told_after(failed=not data.get("gate", {"passed": True})["passed"]):
+        if out:
+            with staged_file(out) as staging:
+                staging.write_text(json.dumps(data) + "\n", encoding="utf-8")
+        if report and options["roofline"]:  # last: what fails here has cost no measurement
+            from mha_deploy.benchmark import draw_roofline
 
-        draw_roofline(report, options["roofline"])
-    if not data.get("gate", {"passed": True})["passed"]:
-        sys.exit(1)
+            draw_roofline(report, options["roofline"])
 
 
 def _check_together(options: dict[str, Any], *, compared: bool) -> None:
@@ -141,13 +140,15 @@ def _bench(
     """Run and print a grid, and its gate and profile where they are asked for; its report and data."""
     with interrupts_held():
         from mha_deploy.benchmark import bench as run
-        from mha_deploy.benchmark import check_picture, gate, profile
+        from mha_deploy.benchmark import check_picture, check_profiled, gate, profile
 
     what = {"artifact": options["artifact"], "placement": _placement(options)}
     baseline = options["baseline"]
     allowed = _share("5%" if options["max_regression"] is None else options["max_regression"])
     if options["roofline"]:
         check_picture(options["roofline"])
+    if options["profiled"]:
+        check_profiled(bundle, **what)
     with status_line() as progress:
         gated = gate(bundle, baseline, allowed, **measuring, **what, progress=progress) if baseline else None
         report = gated.report if gated else run(bundle, **measuring, **what, progress=progress)
