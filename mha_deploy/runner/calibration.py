@@ -32,7 +32,8 @@ from mha_deploy.staging import make_folder, staged_file
 FOLDER = "calibration"
 # Counted up where the same sessions would measure otherwise: 2, workers of one thread share their weights;
 # 3, a soloist is looked for from the dearest request down; 4, OpenVINO's threads may run on any core;
-# 5, opening its sessions is no part of the time in which a soloist is looked for.
+# 5, opening its sessions is no part of the time in which a soloist is looked for, and it plays from half way
+# between the sizes that pay and those that do not.
 FORMAT = 5
 GRID_S, MIXED_S = 0.8, 0.3
 ON_CPU = ("onnxruntime", "openvino", "routed")  # runtimes whose sessions share a CPU's cores

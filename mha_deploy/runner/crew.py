@@ -113,14 +113,14 @@ def soloist(open_session: OpenSession, spec: AttentionSpec, model: CostModel, co
     what else there is to do.
     """
     rows = min(size[0] for size in model.samples)
-    sizes = sorted((size for size in model.samples if size[0] == rows), key=model.samples.__getitem__)
-    pays_from, worth, most = math.inf, 0.0, 0.0
+    sizes = sorted((size for size in model.samples if size[0] == rows), key=model.samples.__getitem__)[::-1]
+    paying, worth, most = 0, 0.0, 0.0
     with open_session(1) as one, open_session(cores) as many:
         worker, alone = Trial(one, spec), Trial(many, spec)
         end = time.perf_counter() + SOLOIST_S
         # The dearest first, for there it matters; and what it is worth over all of them, for one may meet
         # a busy moment.
-        for size in reversed(sizes):
+        for number, size in enumerate(sizes, 1):
             requests = noise(alone.layout, spec, [size[1:]] * size[0])
             if not np.array_equal(alone.run(requests), worker.run(requests), equal_nan=True):
                 return None
@@ -128,7 +128,12 @@ def soloist(open_session: OpenSession, spec: AttentionSpec, model: CostModel, co
             alone_us, worker_us = alone.timed_after_idling(requests), worker.timed_after_idling(requests)
             worth += math.log(worker_us / alone_us / GAIN)
             if worth > most:
-                most, pays_from = worth, model.samples[size]
+                most, paying = worth, number
             if time.perf_counter() > end:
                 break
-    return Soloist(cores, pays_from) if pays_from < math.inf else None
+    if not paying:
+        return None
+    # Half way to the next size, on the scale of ratios: at the cost of the last one that pays, a correction
+    # of the prediction would decide, and no request of that size might ever be played.
+    costs = [*(model.samples[size] for size in sizes), 0.0]
+    return Soloist(cores, math.sqrt(costs[paying - 1] * costs[paying]))
