@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from mha_deploy import Bundle
+from mha_deploy.errors import BundleError, CheckError, MissingError, RunnerClosedError
+
 GOOD = "[attention]\nd_model = 32\nnum_heads = 4\n"
 
 
@@ -330,8 +333,33 @@ def test_an_export_that_is_stopped_leaves_the_earlier_bundle_untouched(stop, cod
         assert not list(tmp_path.glob(".bundle.partial-*"))
 
 
-def test_debug_shows_the_traceback(tmp_path):
+@pytest.mark.parametrize("error", [BundleError, CheckError, MissingError, RunnerClosedError])
+def test_debug_shows_the_traceback_and_leaves_the_exit_code_as_it_is(cli, monkeypatch, tmp_path, error):
+    def fail(_folder):
+        raise error("told in one line")
+
+    monkeypatch.setattr(Bundle, "load", fail)
+    without, told = cli("inspect", tmp_path), cli("--debug", "inspect", tmp_path)
+    assert without.stderr == "error: told in one line\n"
+    assert told.stderr.startswith("Traceback (most recent call last):\n")
+    assert told.stderr.endswith(f"{error.__name__}: told in one line\nerror: told in one line\n")
+    assert without.exit_code == told.exit_code == error.exit_code
+
+
+def test_debug_shows_where_the_memory_ran_out(cli, monkeypatch, tmp_path):
+    def fail(_folder):
+        raise MemoryError("42 GiB")
+
+    monkeypatch.setattr(Bundle, "load", fail)
+    told = cli("--debug", "inspect", tmp_path)
+    assert told.stderr.startswith("Traceback (most recent call last):\n")
+    assert told.stderr.endswith("error: not enough memory on this machine: 42 GiB\n")
+    assert told.exit_code == 3
+
+
+def test_debug_ends_the_process_with_the_code_of_the_error(tmp_path):
     command = [sys.executable, "-m", "mha_deploy", "--debug", "inspect", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
     assert "Traceback" in result.stderr
     assert "BundleError" in result.stderr

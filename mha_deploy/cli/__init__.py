@@ -19,6 +19,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -51,18 +52,23 @@ class Pipeline(click.Group):
         try:
             return _interruptible(super().invoke, ctx)
         except MhaDeployError as error:
-            if ctx.params.get("debug"):
-                raise
-            click.echo(f"error: {error}", err=True)
+            _tell(ctx, str(error))
             ctx.exit(error.exit_code)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not _OUT_OF_MEMORY.search(str(error)):
                 raise
-            click.echo(f"error: not enough memory on this machine: {_first_line(error)}", err=True)
+            _tell(ctx, f"not enough memory on this machine: {_first_line(error)}")
             ctx.exit(MissingError.exit_code)
         except KeyboardInterrupt:
             click.echo("interrupted; nothing was left half-written", err=True)
             ctx.exit(130)
+
+
+def _tell(ctx: click.Context, message: str) -> None:
+    """The error that is being handled as one line, under its traceback where --debug asks for that."""
+    if ctx.params.get("debug"):
+        click.echo(traceback.format_exc(), err=True, nl=False)
+    click.echo(f"error: {message}", err=True)
 
 
 def _interruptible(run: Callable[[click.Context], Any], ctx: click.Context) -> Any:
@@ -83,7 +89,7 @@ def _first_line(error: BaseException) -> str:
 
 
 @click.group(cls=Pipeline, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error too.")
 @click.version_option(package_name="mha-deploy")
 def main(debug: bool) -> None:
     """From a PyTorch attention block to a verified, fast, served engine."""
