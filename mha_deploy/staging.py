@@ -9,12 +9,15 @@ import glob
 import os
 import shutil
 import signal
+import stat
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
 from mha_deploy.errors import BundleError
+from mha_deploy.targets import check_target, end_of_links, is_stream, pour
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -71,37 +74,47 @@ def staged_folder(target: Path, place: Callable[[Path, Path], None] = put_in_pla
 
 @contextlib.contextmanager
 def staged_file(target: Path) -> Iterator[Path]:
-    """A path beside `target` to write to; when the block ends well it takes `target`'s place.
+    """A path to write to, whose file takes `target`'s place when the block ends well.
 
-    What a killed run left is removed by the next.
+    It lies beside `target`, or beside the file that a link leads to, which is then the one replaced, and
+    gets the permissions of the old one. What a killed run left is removed by the next. Where `target` is
+    a device, a pipe or an open file of this process, the bytes go into that when the block ends well.
 
     Raises:
         BundleError: the file cannot be written, or its folder is not there (and is not made).
     """
     check_target(target)
-    staging = target.with_name(f".{target.name}.partial-{os.getpid()}{target.suffix}")
-    with contextlib.suppress(OSError):
-        _remove_halves(target)
+    staged = _staged_for_stream if is_stream(target) else _staged_beside
     try:
-        yield staging
-        staging.replace(target)
+        with staged(target) as staging:
+            yield staging
     except OSError as error:
         raise BundleError(f"cannot write {target}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def _staged_beside(target: Path) -> Iterator[Path]:
+    # Writers look at the suffix that they were given, which a linked file need not have.
+    file, suffix = end_of_links(target), target.suffix
+    staging = file.with_name(f".{file.name}.partial-{os.getpid()}{suffix}")
+    with contextlib.suppress(OSError):
+        _remove_halves(file, suffix)
+    try:
+        yield staging
+        if file.exists():
+            staging.chmod(stat.S_IMODE(file.stat().st_mode))
+        staging.replace(file)
     finally:
         with contextlib.suppress(OSError):
             staging.unlink()
 
 
-def check_target(path: Path) -> None:
-    """Say before any work that no file can be written to `path`.
-
-    Raises:
-        BundleError: it names no file, or one in a folder that is not there.
-    """
-    if not path.name:
-        raise BundleError(f"cannot write {path}: it names no file")
-    if not path.parent.is_dir():
-        raise BundleError(f"cannot write {path}: there is no folder {path.parent}")
+@contextlib.contextmanager
+def _staged_for_stream(target: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="mha-deploy-") as folder:
+        staging = Path(folder) / f"whole{target.suffix}"
+        yield staging
+        pour(staging, target)
 
 
 def make_folder(folder: Path) -> None:
@@ -162,10 +175,10 @@ def _remove_abandoned(target: Path) -> None:
             _discard(leftover)
 
 
-def _remove_halves(target: Path) -> None:
+def _remove_halves(target: Path, suffix: str) -> None:
     """Files that killed runs had begun, to be `target`."""
-    for half in target.parent.glob(f"{glob.escape(f'.{target.name}.partial-')}*{glob.escape(target.suffix)}"):
-        owner = half.name.removeprefix(f".{target.name}.partial-").removesuffix(target.suffix)
+    for half in target.parent.glob(f"{glob.escape(f'.{target.name}.partial-')}*{glob.escape(suffix)}"):
+        owner = half.name.removeprefix(f".{target.name}.partial-").removesuffix(suffix)
         if owner.isdigit() and not _alive(int(owner)) and half.is_file():
             half.unlink(missing_ok=True)
 

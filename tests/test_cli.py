@@ -157,6 +157,7 @@ def test_the_library_does_what_the_command_line_does(tmp_path, random):
     "arguments",
     [
         ("verify", "BUNDLE", "--junit"),
+        ("verify", "BUNDLE", "--locate", "--keep-fp32-to"),
         ("verify", "BUNDLE", "--heat-map"),
         ("bench", "BUNDLE", "-o"),
         ("bench", "BUNDLE", "--roofline"),

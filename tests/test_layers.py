@@ -11,7 +11,7 @@ PACKAGE = Path(mha_deploy.__file__).parent
 # A folder's name stands for every module in it. The package itself is the facade over all.
 LAYERS = (
     ("errors",),
-    ("json_part",),
+    ("json_part", "targets"),
     ("precision", "signature", "machine", "staging"),
     ("spec", "spec_file", "masks", "ragged", "packed", "latency", "tensor_files"),
     ("file_record", "artifact_details"),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mha_deploy.errors import BundleError, InputError, MhaDeployError
-from mha_deploy.staging import check_target
+from mha_deploy.targets import check_target
 
 if TYPE_CHECKING:
     from mha_deploy.sessions import Placement
@@ -23,7 +23,7 @@ FOLDER = click.Path(path_type=Path)
 
 
 class OutPath(click.Path):
-    """A file to write, in a folder that is there: said before the work whose result it would hold."""
+    """A file to write, in a folder that is there, or a stream: said before the work whose result it takes."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)

@@ -69,7 +69,7 @@ def locate_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--locate", is_flag=True, help="Where an artifact fails, name the node at fault."),
         click.option(
             "--keep-fp32-to",
-            type=FOLDER,
+            type=OUT,
             metavar="FILE",
             help="With --locate: write the nodes that have to be in fp32, for --keep-fp32.",
         ),
