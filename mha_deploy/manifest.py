@@ -16,6 +16,7 @@ from mha_deploy.artifact_details import read_details
 from mha_deploy.errors import BundleError, SpecError
 from mha_deploy.file_record import FileRecord
 from mha_deploy.json_part import JsonPart, clipped
+from mha_deploy.maker import maker_of
 from mha_deploy.packed import LAYOUTS, graph_signature
 from mha_deploy.precision import Precision
 from mha_deploy.signature import Signature
@@ -78,11 +79,18 @@ class Artifact:
         return first
 
     def _made_by(self, record: FileRecord) -> str:
-        if "passport" in self.details:
-            return "build-engine"
         # A variant may well run a file of another: the canonical graph's, under settings of its own.
-        within = Path(record.file).parts[0] == VARIANTS and self.layout == "padded"
-        return "optimize" if within else "export"
+        if Path(record.file).parts[0] != VARIANTS and "passport" not in self.details:
+            return "export"
+        return maker_of(
+            {
+                "name": self.name,
+                "precision": self.precision.value,
+                "layout": self.layout,
+                "details": self.details,
+            },
+            record.file,
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {

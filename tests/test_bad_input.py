@@ -184,7 +184,7 @@ def copy(small_bundle, tmp_path):
 def test_a_truncated_onnx_file_is_refused(cli, copy):
     path = copy / "model.onnx"
     path.write_bytes(path.read_bytes()[:-100])
-    result = cli("verify", copy)
+    result = cli("bench", copy)
     assert result.exit_code == 2
     assert "model.onnx is not the file that the manifest records" in result.stderr
     assert result.stderr.count("\n") == 1

@@ -14,7 +14,7 @@ LAYERS = (
     ("json_part", "targets"),
     ("precision", "signature", "machine", "staging"),
     ("spec", "spec_file", "masks", "ragged", "packed", "latency", "tensor_files"),
-    ("file_record", "artifact_details"),
+    ("file_record", "artifact_details", "maker"),
     ("manifest",),
     ("onnx_files", "variant_files"),
     ("attention", "packed_attention", "weights", "stored_weights"),

@@ -241,8 +241,9 @@ def test_a_missing_file_is_refused(tmp_path, file):
     ("file", "fields", "command"),
     [
         ("model.onnx", {}, "export"),
-        ("variants/fp16/model.onnx", {}, "optimize"),
-        ("variants/packed/model.onnx", {"layout": "packed"}, "export"),
+        ("variants/fused-projections/model.onnx", {"precision": Precision.FP32}, "optimize"),
+        ("variants/fp16/model.onnx", {"details": {"io": "fp32"}}, "optimize --precision fp16"),
+        ("variants/packed-fp16/model.onnx", {"layout": "packed"}, "build-engine --fp16 --layout packed"),
         ("engines/fp16.plan", {"details": {"passport": {}}}, "build-engine"),
     ],
 )

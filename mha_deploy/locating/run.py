@@ -9,7 +9,7 @@ from typing import Any
 
 from mha_deploy.bundle import Bundle
 from mha_deploy.cases import Case
-from mha_deploy.errors import InputError
+from mha_deploy.errors import BundleError, InputError
 from mha_deploy.locating.fp32 import Fp32Nodes, nodes_for_fp32
 from mha_deploy.locating.report import CANNOT_RUN, UNREADABLE, Located
 from mha_deploy.locating.search import Locator
@@ -20,7 +20,7 @@ from mha_deploy.verification import FAILED, PASSED, CaseResult, Judge, VerifyRep
 @dataclass(frozen=True, slots=True)
 class LocateReport:
     """`faults`: one for each artifact that did not pass. `fp32`: what to keep in fp32, for those below
-    it. `not_looked_into`: artifacts that are no ONNX file, with what to do."""
+    it. `not_looked_into`: artifacts that are no ONNX file, or a missing or damaged one, with what to do."""
 
     faults: tuple[Located, ...]
     fp32: tuple[Fp32Nodes, ...] = ()
@@ -64,7 +64,6 @@ def locate(
     takes the one they were accepted with.
 
     Raises:
-        BundleError: a file of the bundle is not the one recorded.
         CheckError: the graph made again from the weights does not mean what PyTorch means.
     """
     faults, fp32, others = list[Located](), list[Fp32Nodes](), list[str]()
@@ -80,16 +79,19 @@ def locate(
         if artifact.runtime != "onnxruntime":
             others.append(f"{name} is an engine; look into the ONNX file that it was built from")
             continue
-        progress(f"{name}: looking for the fault")
         known = cases(artifact.precision)
-        locator = Locator(bundle, artifact, max_relative_error=max_relative_error)
-        fault = locator.on(_smallest(results, known))
-        faults.append(fault)
-        if artifact.precision is not Precision.FP32 and fault.kind not in (CANNOT_RUN, UNREADABLE):
-            progress(f"{name}: looking for the nodes to keep in fp32")
-            budget = max_relative_error or float(artifact.details.get("max_relative_error", 0.0))
-            judge = Judge(bundle.reference(), max_relative_error=budget)
-            fp32.append(nodes_for_fp32(bundle, artifact, _run(known, results), results, judge=judge))
+        try:
+            progress(f"{name}: looking for the fault")
+            locator = Locator(bundle, artifact, max_relative_error=max_relative_error)
+            fault = locator.on(_smallest(results, known))
+            faults.append(fault)
+            if artifact.precision is not Precision.FP32 and fault.kind not in (CANNOT_RUN, UNREADABLE):
+                progress(f"{name}: looking for the nodes to keep in fp32")
+                budget = max_relative_error or float(artifact.details.get("max_relative_error", 0.0))
+                judge = Judge(bundle.reference(), max_relative_error=budget)
+                fp32.append(nodes_for_fp32(bundle, artifact, _run(known, results), results, judge=judge))
+        except BundleError as error:  # a file that is missing or damaged: the others still have their say
+            others.append(f"{name} cannot be looked into: {error}")
     return LocateReport(tuple(faults), tuple(fp32), tuple(others))
 
 

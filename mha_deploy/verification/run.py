@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from mha_deploy.bundle import Bundle
 from mha_deploy.cases import Case, padded_case, real_cases
-from mha_deploy.errors import FrozenAxisError, GraphError, InputError, MissingError
+from mha_deploy.errors import BundleError, FrozenAxisError, GraphError, InputError, MissingError
 from mha_deploy.inference import with_keep_mask
 from mha_deploy.precision import Precision
 from mha_deploy.ragged import Request, is_packed, unpack
@@ -54,10 +54,10 @@ def verify(
     artifact was accepted with. `fail_fast` stops at the first failure. `planned` sees the names of the
     cases before any is run, `observe` each case as it is judged, with a function that makes its heat
     map. What this machine cannot run is listed in the report, unless it was named or nothing runs; an
-    artifact that does not load has failed.
+    artifact that does not load has failed, one whose file is missing or damaged included.
 
     Raises:
-        BundleError: a file of the bundle is not the one recorded.
+        BundleError: the weights or the inputs of the bundle are not the ones recorded.
         FeedError: `inputs` do not meet the block's signature.
         InputError: an unknown name, or an integer precision without a budget or without real inputs.
         MissingError: this machine lacks a runtime or a provider.
@@ -78,7 +78,7 @@ def verify(
                 raise
             not_run[artifact.name] = str(error)
             continue
-        except (GraphError, FrozenAxisError) as error:
+        except (BundleError, GraphError, FrozenAxisError) as error:
             providers[artifact.name] = "not loaded"
             found.append(failed_case("load", artifact.name, artifact.precision, {}, str(error)))
         else:
