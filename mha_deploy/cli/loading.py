@@ -251,8 +251,9 @@ def _target(
 def _runner(bundle: Bundle, artifact: str, options: dict[str, Any]) -> BatchRunner:
     from mha_deploy.runner import BatchRunner, RunnerOptions
 
+    where = _placement(options)
     rules = RunnerOptions(workers=options["workers"], threads=options["threads"], mode=options["mode"])
-    return BatchRunner.over(bundle, artifact, placement=_placement(options), options=rules)
+    return BatchRunner.over(bundle, artifact, placement=where, options=rules)
 
 
 def _placement(options: dict[str, Any]) -> Placement:
