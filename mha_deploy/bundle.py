@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,13 +12,13 @@ import numpy as np
 
 from mha_deploy import machine
 from mha_deploy.errors import BundleError
-from mha_deploy.manifest import Artifact, Manifest
+from mha_deploy.manifest import Artifact, Choice, Manifest
 from mha_deploy.ragged import Request, unpack
 from mha_deploy.sessions import DEFAULT_PLACEMENT, Placement, Session, open_session
 from mha_deploy.sessions.packed import PackedSession, PaddedView
 from mha_deploy.signature import Signature
 from mha_deploy.spec import AttentionSpec
-from mha_deploy.staging import interrupts_held
+from mha_deploy.staging import interrupts_held, locked
 
 if TYPE_CHECKING:
     from mha_deploy.attention import MultiHeadAttention
@@ -25,9 +27,14 @@ if TYPE_CHECKING:
 CANONICAL = "canonical"  # the artifact that every bundle has
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Bundle:
-    """A folder and its manifest."""
+    """A folder and its manifest.
+
+    What is recorded through a bundle, by `optimize` or `build_engine` for instance, shows in it at once.
+    A manifest never changes: another takes its place, so that threads that share a bundle read a whole
+    one. What others record in the folder shows after the next change, or `refresh`.
+    """
 
     folder: Path
     manifest: Manifest
@@ -83,8 +90,37 @@ class Bundle:
         return self.manifest.chosen(machine.fingerprint(), placement.device, threads)
 
     def with_artifact(self, artifact: Artifact) -> Bundle:
-        """This bundle as it would be with `artifact`, whose files lie in the folder; nothing is written."""
+        """Another bundle, as this one would be with `artifact`, whose files lie in the folder; nothing is
+        written."""
         return replace(self, manifest=self.manifest.with_artifact(artifact))
+
+    def record(self, *artifacts: Artifact) -> None:
+        """Add or replace artifacts, here and in the folder. Raises as `change`."""
+        self.change(lambda manifest: functools.reduce(Manifest.with_artifact, artifacts, manifest))
+
+    def choose(self, artifact: Artifact, choice: Choice) -> None:
+        """Record `artifact`, and that it is the one to run where `choice` says. Raises as `change`."""
+        self.change(lambda manifest: manifest.with_artifact(artifact).with_choice(choice))
+
+    def change(self, changed: Callable[[Manifest], Manifest]) -> None:
+        """Put `changed(manifest)` in the place of the folder's manifest, whoever else does so meanwhile.
+
+        Raises:
+            BundleError: there is no bundle any more, or its folder cannot be written.
+        """
+        with locked(self.folder):
+            manifest = changed(Manifest.read(self.folder))
+            manifest.write(self.folder)
+            self.manifest = manifest
+
+    def refresh(self) -> None:
+        """Take in what others have recorded in the folder.
+
+        Raises:
+            BundleError: there is no bundle any more, or its manifest is damaged.
+        """
+        with locked(self.folder):  # what another thread records through this bundle is not undone
+            self.manifest = Manifest.read(self.folder)
 
     def open_session(self, name: str = "", placement: Placement = DEFAULT_PLACEMENT) -> Session:
         """A session over the artifact of that name (see `artifact`), in the artifact's own layout.

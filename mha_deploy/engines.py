@@ -11,7 +11,7 @@ from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.engine_job import Engine, Job, run_job
 from mha_deploy.errors import CheckError, InputError
 from mha_deploy.file_record import FileRecord
-from mha_deploy.manifest import Artifact, update
+from mha_deploy.manifest import Artifact
 from mha_deploy.packed import LAYOUTS
 from mha_deploy.proof import prove_same
 from mha_deploy.tensorrt.backend import load_backend
@@ -174,7 +174,7 @@ def _record(bundle: Bundle, engine: Engine, variant: Variant) -> None:
         details={"passport": engine.passport.to_json()},
         layout=variant.layout,
     )
-    update(bundle.folder, artifact)
+    bundle.record(artifact)
 
 
 def _check_name(name: str, bundle: Bundle | None = None) -> None:

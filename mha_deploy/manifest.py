@@ -5,7 +5,6 @@ Later stages read the bundle and nothing else; nothing is inferred from a file's
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ from mha_deploy.packed import LAYOUTS, graph_signature
 from mha_deploy.precision import Precision
 from mha_deploy.signature import Signature
 from mha_deploy.spec import AttentionSpec
-from mha_deploy.staging import locked, staged_file
+from mha_deploy.staging import staged_file
 
 FORMAT = 1
 FILE_NAME = "manifest.json"
@@ -251,22 +250,6 @@ class Manifest:
         for artifact in manifest.artifacts:
             artifact.check(manifest.spec)
         return manifest
-
-
-def update(folder: Path, *artifacts: Artifact) -> Manifest:
-    """Add or replace artifacts in the manifest on disk at once, whoever else does the same meanwhile."""
-    with locked(folder):
-        manifest = functools.reduce(Manifest.with_artifact, artifacts, Manifest.read(folder))
-        manifest.write(folder)
-    return manifest
-
-
-def choose(folder: Path, artifact: Artifact, choice: Choice) -> Manifest:
-    """Record `artifact` and that it is the one to run where `choice` says."""
-    with locked(folder):
-        manifest = Manifest.read(folder).with_artifact(artifact).with_choice(choice)
-        manifest.write(folder)
-    return manifest
 
 
 def _provenance(part: JsonPart) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.errors import BundleError, FeedError
 from mha_deploy.file_record import FileRecord, sha256_of
 from mha_deploy.graph import OPSET, write_graph
-from mha_deploy.manifest import FILE_NAME, Artifact, Manifest, update
+from mha_deploy.manifest import FILE_NAME, Artifact, Manifest
 from mha_deploy.onnx_files import INLINE_LIMIT
 from mha_deploy.precision import Precision
 from mha_deploy.ragged import unpack
@@ -108,10 +108,10 @@ def _add_packed(
     bundle: Bundle, form: Variant, judge: Judge, progress: Callable[[str], None], inline_limit: int
 ) -> None:
     artifact = typed_artifact(bundle, form, progress, inline_limit)
-    with Bundle.load(bundle.folder).open_padded_session(artifact.name) as session:
+    with bundle.open_padded_session(artifact.name) as session:
         proof = prove_sizes(session, bundle.spec, judge, progress)
     details = {**artifact.details, "axes_proved_at": [result.name for result in proof]}
-    update(bundle.folder, replace(artifact, details=details))
+    bundle.record(replace(artifact, details=details))
 
 
 def _not_reached(block: AttentionSpec, proof: list[CaseResult]) -> list[str]:

@@ -13,7 +13,7 @@ from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.cases import QUICK, standard_cases
 from mha_deploy.errors import BundleError, CheckError
 from mha_deploy.lowering import Lowered, lower_to_portable
-from mha_deploy.manifest import Artifact, update
+from mha_deploy.manifest import Artifact
 from mha_deploy.onnx_files import INLINE_LIMIT, check_graph, files_of, save
 from mha_deploy.precision import Precision
 from mha_deploy.sessions import Session
@@ -57,7 +57,7 @@ def typed_artifact(
     if variant.precision is Precision.FP32 and variant.layout == "padded":
         return bundle.artifact(CANONICAL)
     keep = list(variant.keep_fp32)
-    present = _present(bundle.folder, variant.name, keep)
+    present = _present(bundle, variant.name, keep)
     if present:
         return present
     status(f"exporting {variant.name}")
@@ -76,12 +76,13 @@ def typed_artifact(
     return _record(bundle, variant, staged.folder, details)
 
 
-def _present(folder: Path, name: str, keep: list[str]) -> Artifact | None:
+def _present(bundle: Bundle, name: str, keep: list[str]) -> Artifact | None:
     """What is recorded under that name, if its files are, and its twin's, still what was recorded."""
-    found = [a for a in Bundle.load(folder).artifacts if name in (a.name, a.details.get("twin_of"))]
+    bundle.refresh()  # another process may have made it
+    found = [a for a in bundle.artifacts if name in (a.name, a.details.get("twin_of"))]
     try:
         for artifact in found:
-            artifact.path(folder)
+            artifact.path(bundle.folder)
     except BundleError:
         return None
     return next((a for a in found if a.name == name and a.details.get("keep_fp32", []) == keep), None)
@@ -98,7 +99,7 @@ def _record(bundle: Bundle, variant: Variant, folder: str, details: Mapping[str,
         layout=variant.layout,
     )
     if variant.precision is not Precision.BF16:
-        update(bundle.folder, artifact)
+        bundle.record(artifact)
         return artifact
     twin = Artifact(
         name=f"{variant.name}-twin",
@@ -109,7 +110,7 @@ def _record(bundle: Bundle, variant: Variant, folder: str, details: Mapping[str,
         details={"twin_of": variant.name, "computes_in": "fp32, every value rounded to bf16"},
         layout=variant.layout,
     )
-    update(bundle.folder, artifact, twin)
+    bundle.record(artifact, twin)
     return artifact
 
 
@@ -180,5 +181,5 @@ def portable_artifact(bundle: Bundle, status: Status = lambda _: None) -> tuple[
             "checked": str(checked),
         },
     )
-    update(bundle.folder, artifact)
+    bundle.record(artifact)
     return artifact, lowered

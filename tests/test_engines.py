@@ -191,6 +191,13 @@ def test_a_typed_graph_that_is_a_little_wrong_does_not_join_the_bundle(
     assert [artifact.name for artifact in Bundle.load(bundle.folder).artifacts] == ["canonical"]
 
 
+def test_an_engine_and_its_graph_are_in_the_bundle_that_they_were_built_from(bundle, engine):
+    assert bundle.artifact(engine.name).path(bundle.folder) == engine.path
+    feeds = {"x": np.ones((1, 3, 64), np.float32), "mask": np.ones((1, 3), bool)}
+    with bundle.open_session("fp16") as session:
+        assert session.run(feeds)["y"].shape == (1, 3, 64)
+
+
 def test_changed_weights_never_meet_an_old_engine(copy):
     spec = replace(copy.spec, weights=replace(copy.spec.weights, seed=7))
     other = export(spec, copy.folder)

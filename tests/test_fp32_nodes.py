@@ -23,7 +23,7 @@ from mha_deploy.islands import read_keep_fp32
 from mha_deploy.locating import OVERFLOW, locate
 from mha_deploy.locating.smallest import smallest_set
 from mha_deploy.locating.spliced import quantised_nodes, splice_fp32
-from mha_deploy.manifest import Artifact, update
+from mha_deploy.manifest import Artifact
 from mha_deploy.pipeline import export
 from mha_deploy.precision import Precision
 from mha_deploy.quantization.plan import Plan, Source
@@ -148,8 +148,9 @@ def quantised(demo_bundle, tmp_path_factory):
     onnx.save(rewritten(source, Plan("dynamic", source.products, {})), folder / "int8.onnx")
     files = (FileRecord.of(folder, "int8.onnx"),)
     signature, details = demo_bundle.signature, {"max_relative_error": 0.025}
-    update(folder, Artifact("int8", "onnxruntime", Precision.INT8, signature, files, details))
-    return Bundle.load(folder)
+    bundle = Bundle.load(folder)
+    bundle.record(Artifact("int8", "onnxruntime", Precision.INT8, signature, files, details))
+    return bundle
 
 
 def test_the_products_that_int8_is_too_coarse_for_are_found_and_put_back(quantised, cli, tmp_path):

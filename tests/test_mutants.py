@@ -18,7 +18,7 @@ from mha_deploy.cases import standard_cases
 from mha_deploy.file_record import FileRecord
 from mha_deploy.locating import CANNOT_RUN, UNREADABLE, Locator
 from mha_deploy.lowering import lower_to_portable
-from mha_deploy.manifest import Artifact, update
+from mha_deploy.manifest import Artifact
 from mha_deploy.pipeline import export
 from mha_deploy.sessions.reference import ReferenceSession
 from mha_deploy.spec_file import load_spec
@@ -55,8 +55,8 @@ class Form:
         artifact = self.bundle.artifact(self.name)
         self.path.write_bytes(data)
         files = (FileRecord.of(self.bundle.folder, artifact.files[0].file),)
-        update(self.bundle.folder, replace(artifact, files=files))
-        return Bundle.load(self.bundle.folder)
+        self.bundle.record(replace(artifact, files=files))
+        return self.bundle
 
     def verdict(self, mutant):
         """What `verify` says of the damaged file; asked for once."""
@@ -108,11 +108,10 @@ def with_portable(bundle, data) -> Bundle:
     (bundle.folder / "portable.onnx").write_bytes(data)
     canonical = bundle.artifact(CANONICAL)
     files = (FileRecord.of(bundle.folder, "portable.onnx"),)
-    update(
-        bundle.folder,
-        Artifact(PORTABLE, "onnxruntime", canonical.precision, canonical.signature, files, {"lowering": []}),
+    bundle.record(
+        Artifact(PORTABLE, "onnxruntime", canonical.precision, canonical.signature, files, {"lowering": []})
     )
-    return Bundle.load(bundle.folder)
+    return bundle
 
 
 @each_mutant

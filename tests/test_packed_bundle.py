@@ -17,7 +17,6 @@ from mha_deploy.cases import standard_cases
 from mha_deploy.errors import BenchError, CheckError, InputError
 from mha_deploy.file_record import FileRecord
 from mha_deploy.inference import infer
-from mha_deploy.manifest import update
 from mha_deploy.pipeline import export
 from mha_deploy.precision import Precision
 from mha_deploy.ragged import Request, join
@@ -76,11 +75,10 @@ def test_verify_sees_a_packed_graph_that_is_wrong(copy):
     bias = next(tensor for tensor in model.graph.initializer if list(tensor.dims) == [64])
     bias.raw_data = (onnx.numpy_helper.to_array(bias) + np.float32(0.01)).tobytes()
     onnx.save(model, path)
-    update(copy.folder, replace(artifact, files=(FileRecord.of(copy.folder, artifact.files[0].file),)))
-    damaged = Bundle.load(copy.folder)
-    assert not verify(damaged, ["packed"], cases=chosen(damaged, "odd")).passed
+    copy.record(replace(artifact, files=(FileRecord.of(copy.folder, artifact.files[0].file),)))
+    assert not verify(copy, ["packed"], cases=chosen(copy, "odd")).passed
     with pytest.raises(CheckError, match="packed does not compute what PyTorch computes"):
-        check_numerically(damaged, PACKED, path)
+        check_numerically(copy, PACKED, path)
 
 
 def test_a_session_is_in_the_artifact_s_layout_or_padded_where_that_is_asked_for(made):

@@ -39,8 +39,9 @@ def kept(demo_bundle, tmp_path_factory):
     """A copy of the demo's bundle with the int8 form that 2.5 % allows, and the report."""
     folder = tmp_path_factory.mktemp("int8") / "bundle"
     shutil.copytree(demo_bundle.folder, folder)
-    report = quantize(Bundle.load(folder), Wanted(0.025, speed_seconds=0.01, placement=ONE_THREAD))
-    return Bundle.load(folder), report.to_json()
+    bundle = Bundle.load(folder)
+    report = quantize(bundle, Wanted(0.025, speed_seconds=0.01, placement=ONE_THREAD))
+    return bundle, report.to_json()
 
 
 def tried(report, name):

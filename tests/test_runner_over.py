@@ -10,7 +10,6 @@ from runner_blocks import SELF, Cheap, request
 
 from mha_deploy.bundle import Bundle
 from mha_deploy.errors import BundleError
-from mha_deploy.manifest import update
 from mha_deploy.ragged import Request
 from mha_deploy.runner import BatchRunner, RunnerOptions
 from mha_deploy.runner.calibration import calibrate
@@ -25,8 +24,8 @@ def dependent(small_bundle, tmp_path):
     """A bundle whose artifact says of itself what one quantised with a scale for the whole batch says."""
     copy = Bundle.load(shutil.copytree(small_bundle.folder, tmp_path / "bundle"))
     artifact = copy.artifact()
-    update(copy.folder, replace(artifact, details={**artifact.details, "batch_dependent": True}))
-    return Bundle.load(copy.folder)
+    copy.record(replace(artifact, details={**artifact.details, "batch_dependent": True}))
+    return copy
 
 
 def one_scale(feeds):

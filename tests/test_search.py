@@ -17,7 +17,7 @@ from mha_deploy import machine
 from mha_deploy.benchmark import Schedule
 from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.errors import CheckError, InputError, MissingError
-from mha_deploy.manifest import FILE_NAME, Choice, choose
+from mha_deploy.manifest import FILE_NAME, Choice
 from mha_deploy.precision import Precision
 from mha_deploy.search import SECONDS, Candidate, optimize
 from mha_deploy.search.candidate import canonical, variant_of
@@ -228,7 +228,7 @@ def chosen_for(**changes):
 )
 def test_a_choice_holds_for_its_machine_its_placement_and_its_files(bundle, choice, holds):
     artifact = dataclasses.replace(bundle.artifact(), name="other")
-    choose(bundle.folder, artifact, choice(artifact))
+    bundle.choose(artifact, choice(artifact))
     found = Bundle.load(bundle.folder).artifact("", TWO_THREADS).name
     assert found == ("other" if holds else CANONICAL)
     assert Bundle.load(bundle.folder).passed_over(TWO_THREADS) == (() if holds else ("other",))
@@ -237,8 +237,8 @@ def test_a_choice_holds_for_its_machine_its_placement_and_its_files(bundle, choi
 def test_a_new_choice_takes_the_place_of_the_one_before_it(bundle):
     for name in ("one", "two"):
         artifact = dataclasses.replace(bundle.artifact(), name=name)
-        manifest = choose(bundle.folder, artifact, chosen_for()(artifact))
-    assert [choice.artifact for choice in manifest.choices] == ["two"]
+        bundle.choose(artifact, chosen_for()(artifact))
+    assert [choice.artifact for choice in bundle.manifest.choices] == ["two"]
 
 
 def test_a_manifest_from_before_there_was_a_search_opens_its_canonical_artifact(bundle):
@@ -257,7 +257,7 @@ def test_a_routed_artifact_runs_both_its_members_and_carries_the_coarser_budget(
     assert (artifact.name, artifact.precision) == ("canonical-to-8-then-long", Precision.INT8)
     assert artifact.details["max_relative_error"] == 0.02
     assert artifact.files == short.files
-    choose(bundle.folder, artifact, chosen_for()(artifact))
+    bundle.choose(artifact, chosen_for()(artifact))
     with Bundle.load(bundle.folder).open_session(placement=TWO_THREADS) as session:
         for seq in (8, 9):
             feeds = {"x": np.ones((1, seq, 32), np.float32), "mask": np.ones((1, seq), bool)}

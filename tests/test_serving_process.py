@@ -21,7 +21,7 @@ import pytest
 from serving import Connection, ask, fake_runner, get, infer_request, serving, until
 
 import mha_deploy
-from mha_deploy.manifest import Choice, choose
+from mha_deploy.manifest import Choice
 from mha_deploy.runner import RunnerOptions
 from mha_deploy.serving import ServeOptions, serve
 
@@ -204,11 +204,11 @@ def test_a_killed_server_starts_again_on_its_port_and_answers_the_same(copied):
 
 
 def test_a_choice_of_another_machine_is_named_when_it_is_passed_over(copied, tmp_path):
-    folder = shutil.copytree(copied.folder, tmp_path / "bundle")
-    artifact = dataclasses.replace(copied.artifact(), name="other")
+    bundle = mha_deploy.Bundle.load(shutil.copytree(copied.folder, tmp_path / "bundle"))
+    artifact = dataclasses.replace(bundle.artifact(), name="other")
     files = tuple(record.sha256 for record in artifact.files)
-    choose(folder, artifact, Choice("another machine", "cpu", 2, "other", files))
-    with served(mha_deploy.Bundle.load(folder), "--port", 0, "--workers", 1) as (process, _):
+    bundle.choose(artifact, Choice("another machine", "cpu", 2, "other", files))
+    with served(bundle, "--port", 0, "--workers", 1) as (process, _):
         (warning,) = (line for line in process.said if line.startswith("warning"))
     assert "`optimize` chose other, but on another machine" in warning
     with served(copied, "--port", 0, "--workers", 1) as (process, _):

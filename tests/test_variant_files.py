@@ -13,7 +13,7 @@ import pytest
 from mha_deploy.bundle import Bundle
 from mha_deploy.errors import BundleError
 from mha_deploy.lowering import Lowered, lean_attention
-from mha_deploy.manifest import Artifact, update
+from mha_deploy.manifest import Artifact
 from mha_deploy.onnx_files import files_of
 from mha_deploy.precision import Precision
 from mha_deploy.search import Candidate, optimize
@@ -73,21 +73,21 @@ def written(folder, text, name=NAME):
 def recorded(bundle, folder):
     files = files_of(bundle.folder, folder, "model.onnx")
     artifact = Artifact(NAME, "onnxruntime", Precision.FP32, bundle.signature, files)
-    update(bundle.folder, artifact)
+    bundle.record(artifact)
     return artifact
 
 
 def test_a_variant_made_by_another_version_leaves_the_recorded_one_as_it_is(bundle):
-    update(bundle.folder, made(bundle, "1"))
+    bundle.record(made(bundle, "1"))
     anew = made(bundle, "2")
     assert str(opened(bundle)) == FILE
     assert re.fullmatch(HASHED, anew.files[0].file)
-    update(bundle.folder, anew)
+    bundle.record(anew)
     assert str(opened(bundle)) == anew.files[0].file
 
 
 def test_a_search_that_chooses_something_else_leaves_a_bundle_whose_files_hold(bundle):
-    update(bundle.folder, made(bundle, "1"))
+    bundle.record(made(bundle, "1"))
     candidates = (
         Candidate("canonical", Precision.FP32, canonical),
         Candidate(NAME, Precision.FP32, version("2"), baseline=True),  # made, and never chosen
@@ -126,7 +126,7 @@ def test_a_damaged_file_is_made_whole_by_the_command_that_its_error_names(bundle
     if hashed:
         written(bundle.folder, "another's")
     artifact = made(bundle, "1")
-    update(bundle.folder, artifact)
+    bundle.record(artifact)
     (bundle.folder / artifact.files[0].file).write_text("damaged")
     with pytest.raises(BundleError, match="make it again with `optimize`"):
         opened(bundle)
@@ -148,7 +148,7 @@ def test_a_typed_variant_of_other_nodes_leaves_what_stands_on_the_one_before(bun
     graph = onnx.load(str(bundle.artifact("canonical").path(bundle.folder))).graph
     one, other = [node.name for node in graph.node if node.op_type == "MatMul"][:2]
     first = typed_artifact(bundle, Variant(Precision.FP16, keep_fp32=(one,)))
-    update(bundle.folder, dataclasses.replace(first, name="stands-on-it"))
+    bundle.record(dataclasses.replace(first, name="stands-on-it"))
     second = typed_artifact(bundle, Variant(Precision.FP16, keep_fp32=(other,)))
     assert second.name == first.name
     assert second.files != first.files

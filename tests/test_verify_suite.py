@@ -19,7 +19,6 @@ from mha_deploy.cases.magnitudes import near_overflow
 from mha_deploy.cases.suite import repeated, small_case
 from mha_deploy.errors import FeedError, InputError
 from mha_deploy.file_record import FileRecord
-from mha_deploy.manifest import update
 from mha_deploy.precision import Precision
 from mha_deploy.ragged import unpack
 from mha_deploy.sessions.fake import FakeSession
@@ -236,10 +235,11 @@ def test_fail_fast_stops_at_the_first_failure_and_says_so(small_bundle, monkeypa
 
 def test_an_artifact_that_does_not_load_has_failed(small_bundle, tmp_path, cli):
     folder = shutil.copytree(small_bundle.folder, tmp_path / "bundle")
-    artifact = Bundle.load(folder).artifact()
+    bundle = Bundle.load(folder)
+    artifact = bundle.artifact()
     file = folder / artifact.files[0].file
     file.write_bytes(file.read_bytes()[:1000])
-    update(folder, replace(artifact, files=(FileRecord.of(folder, artifact.files[0].file),)))
+    bundle.record(replace(artifact, files=(FileRecord.of(folder, artifact.files[0].file),)))
     result = cli("verify", folder, "--json")
     assert result.exit_code == 1
     (only,) = json.loads(result.stdout)["cases"]
@@ -294,9 +294,9 @@ def test_a_budget_that_is_no_share_is_refused(cli, small_bundle, text):
 def int8_copy(bundle, folder, **details):
     """A bundle whose canonical artifact calls itself int8; it is exact to fp32."""
     shutil.copytree(bundle.folder, folder)
-    canonical = Bundle.load(folder).artifact()
-    update(folder, replace(canonical, name="int8", precision=Precision.INT8, details=details))
-    return Bundle.load(folder)
+    copy = Bundle.load(folder)
+    copy.record(replace(copy.artifact(), name="int8", precision=Precision.INT8, details=details))
+    return copy
 
 
 def test_an_integer_artifact_is_held_to_the_budget_that_it_was_accepted_with(small_bundle, tmp_path):

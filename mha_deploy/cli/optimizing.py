@@ -190,7 +190,7 @@ def _int8(
 
         quantization_tables(console(), report)
         if report.passed:
-            file = Bundle.load(folder).artifact(report.artifact).files[0].file
+            file = bundle.artifact(report.artifact).files[0].file
             click.echo(f"artifact: {report.artifact} ({folder / file})")
     if not report.passed:
         sys.exit(1)

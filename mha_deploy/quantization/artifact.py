@@ -11,7 +11,7 @@ from typing import Any
 
 from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.file_record import FileRecord
-from mha_deploy.manifest import Artifact, Manifest, update
+from mha_deploy.manifest import Artifact, Manifest
 from mha_deploy.onnx_files import files_of
 from mha_deploy.pipeline import INPUTS_FILE
 from mha_deploy.precision import Precision
@@ -20,7 +20,6 @@ from mha_deploy.quantization.evidence import split
 from mha_deploy.quantization.report import QuantizationReport
 from mha_deploy.quantization.search import Wanted, search
 from mha_deploy.ragged import Request, packed
-from mha_deploy.staging import locked
 from mha_deploy.tensor_files import write_tensors
 from mha_deploy.variant_files import staged_variant
 
@@ -61,7 +60,7 @@ def quantize(
         files=files_of(bundle.folder, staged.folder, path.name),
         details=_details(report),
     )
-    update(bundle.folder, artifact)
+    bundle.record(artifact)
     if not own:
         _adopt(bundle, chosen)
     return replace(report, artifact=INT8)
@@ -69,16 +68,18 @@ def quantize(
 
 def _adopt(bundle: Bundle, requests: Sequence[Request]) -> None:
     """Make `requests` the bundle's real inputs, where it has none."""
-    with locked(bundle.folder):
-        manifest = Manifest.read(bundle.folder)
+
+    def adopted(manifest: Manifest) -> Manifest:
         if manifest.inputs:
-            return
+            return manifest
         write_tensors(bundle.folder / INPUTS_FILE, packed(manifest.spec, requests))
-        replace(
+        return replace(
             manifest,
             spec=replace(manifest.spec, inputs_file=INPUTS_FILE),
             inputs=(FileRecord.of(bundle.folder, INPUTS_FILE),),
-        ).write(bundle.folder)
+        )
+
+    bundle.change(adopted)
 
 
 def _details(report: QuantizationReport) -> dict[str, Any]:

@@ -16,13 +16,12 @@ from mha_deploy.benchmark.turns import Grid, cells_of, optimum
 from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.cases import QUICK, Case, describe, standard_cases
 from mha_deploy.errors import BundleError, CheckError, InputError, MhaDeployError, MissingError
-from mha_deploy.manifest import Artifact, Choice, choose
+from mha_deploy.manifest import Artifact, Choice
 from mha_deploy.precision import Precision
 from mha_deploy.ragged import Request
 from mha_deploy.search.candidate import Candidate
 from mha_deploy.search.candidates import all_candidates
-from mha_deploy.search.choice import Size
-from mha_deploy.search.choice import choose as choose_route
+from mha_deploy.search.choice import Size, choose
 from mha_deploy.search.gate import Verdict, gate
 from mha_deploy.search.measuring import CLEARLY_SLOWER, FINALISTS, HEAT_ROUNDS, race
 from mha_deploy.search.record import Record, identity
@@ -84,7 +83,7 @@ def optimize(
         if not names:
             raise _none(search.tried)
         measured = [search.time(sizes) for sizes in cells]
-    route = choose_route([_size(each) for each in measured], names)
+    route = choose([_size(each) for each in measured], names)
     single = search.contenders[route.short].artifact
     artifact = (
         single
@@ -93,8 +92,7 @@ def optimize(
     )
     files = tuple(record.sha256 for record in artifact.files)
     threads = placement.threads or machine.usable_cpus()
-    choose(
-        bundle.folder,
+    bundle.choose(
         artifact,
         Choice(machine.fingerprint(), placement.device, threads, artifact.name, files),
     )

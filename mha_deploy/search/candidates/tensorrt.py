@@ -19,7 +19,7 @@ def _candidate(precision: Precision) -> Candidate:
         from mha_deploy.typed import Variant
 
         engine = build_engine(bundle, Variant(precision), status=status)
-        return Bundle.load(bundle.folder).artifact(engine.name)
+        return bundle.artifact(engine.name)
 
     return Candidate(f"tensorrt-{precision.value}", precision, make, _lacks)
 
