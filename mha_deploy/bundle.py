@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from mha_deploy.attention import MultiHeadAttention
     from mha_deploy.tensorrt.passport import Passport
 
+P = ParamSpec("P")
+T = TypeVar("T")
 CANONICAL = "canonical"  # the artifact that every bundle has
 
 
@@ -106,21 +109,41 @@ class Bundle:
         """Put `changed(manifest)` in the place of the folder's manifest, whoever else does so meanwhile.
 
         Raises:
-            BundleError: there is no bundle any more, or its folder cannot be written.
+            BundleError: as `held`, or the folder cannot be written.
         """
-        with locked(self.folder):
-            manifest = changed(Manifest.read(self.folder))
+        with self.held() as current:
+            manifest = changed(current)
             manifest.write(self.folder)
             self.manifest = manifest
 
     def refresh(self) -> None:
-        """Take in what others have recorded in the folder.
+        """Take in what others have recorded in the folder. Raises as `held`."""
+        with self.held() as current:  # held, so that what another thread records here is not undone
+            self.manifest = current
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[Manifest]:
+        """The folder's manifest, which nobody changes, and no export replaces, until the block ends.
+
+        Whatever puts something into the folder does so here: made from this bundle, it belongs to no other.
+        Raises as `current`.
+        """
+        with locked(self.folder):
+            yield self.current()
+
+    def current(self) -> Manifest:
+        """The manifest that the folder has now.
 
         Raises:
-            BundleError: there is no bundle any more, or its manifest is damaged.
+            BundleError: it holds no bundle any more, or one that was exported after this one was loaded.
         """
-        with locked(self.folder):  # what another thread records through this bundle is not undone
-            self.manifest = Manifest.read(self.folder)
+        manifest = Manifest.read(self.folder)
+        if _export_of(manifest) != _export_of(self.manifest):
+            raise BundleError(
+                f"the bundle {self.folder} was exported again meanwhile, and what was made of the one before "
+                "is not recorded in it; run it again"
+            )
+        return manifest
 
     def open_session(self, name: str = "", placement: Placement = DEFAULT_PLACEMENT) -> Session:
         """A session over the artifact of that name (see `artifact`), in the artifact's own layout.
@@ -230,3 +253,29 @@ class Bundle:
                         "export again with others"
                     )
         return requests
+
+
+def on_one_export(work: Callable[P, T]) -> Callable[P, T]:
+    """`work`, which where it fails since the bundle it was given was exported again meanwhile says so.
+
+    An export takes away the files that were made, or were still to be read.
+    """
+
+    @functools.wraps(work)
+    def worked(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return work(*args, **kwargs)
+        except Exception:
+            for given in (*args, *kwargs.values()):
+                if isinstance(given, Bundle):
+                    given.current()
+            raise
+
+    return worked
+
+
+def _export_of(manifest: Manifest) -> tuple[object, ...]:
+    """What an export writes and nothing changes after it; real inputs may join a bundle without any."""
+    canonical = [artifact.files for artifact in manifest.artifacts if artifact.name == CANONICAL]
+    spec = replace(manifest.spec, inputs_file="")
+    return spec, manifest.weights, canonical, manifest.provenance

@@ -6,7 +6,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,8 @@ class Job:
 
     `prove` holds a rewritten ONNX file against what `source` means and says how; it raises
     CheckError where they differ. `precision` is the one asked for, "" for the file's own; `keeps_fp32`
-    where some products were asked for in fp32 beside it. `command` builds the same engine again.
+    where some products were asked for in fp32 beside it. `command` builds the same engine again. `folder`
+    is written to within `held()`, which raises where it is no longer the one to write to.
     """
 
     source: Path
@@ -50,6 +51,7 @@ class Job:
     weights_sha256: str
     command: str
     keeps_fp32: bool = False
+    held: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +100,16 @@ def run_job(
     found = _cached(plan, key)
     if found:
         return Engine(job.stem, job.folder, plan.name, found, cached=True, seconds=0.0, log="")
-    make_folder(job.folder)
+    with job.held():
+        make_folder(job.folder)
     with tempfile.TemporaryDirectory() as work, _logged(job) as log:
         lowered, built = _build(job, options, Path(work), progress, status)
         _refuse_other_precision(job, built)
         passport = _passport(job, key, built, lowered)
-        with staged_file(plan) as staging:
-            staging.write_bytes(built.plan)
-        passport.write(plan)
+        with job.held():
+            with staged_file(plan) as staging:
+                staging.write_bytes(built.plan)
+            passport.write(plan)
     return Engine(
         job.stem, job.folder, plan.name, passport, cached=False, seconds=built.seconds, log=str(log)
     )
@@ -238,6 +242,7 @@ def _logged(job: Job) -> Iterator[Path]:
             raise
         finally:
             if log.lines:
-                make_folder(file.parent)
-                with staged_file(file) as staging:
-                    staging.write_text(f"{log}\n", encoding="utf-8")
+                with job.held():
+                    make_folder(file.parent)
+                    with staged_file(file) as staging:
+                        staging.write_text(f"{log}\n", encoding="utf-8")

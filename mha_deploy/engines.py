@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mha_deploy.bundle import CANONICAL, Bundle
+from mha_deploy.bundle import CANONICAL, Bundle, on_one_export
 from mha_deploy.engine_job import Engine, Job, run_job
 from mha_deploy.errors import CheckError, InputError
 from mha_deploy.file_record import FileRecord
@@ -35,6 +35,7 @@ RESERVED = {CANONICAL, PORTABLE} | {
 }
 
 
+@on_one_export
 def build_engine(
     bundle: Bundle,
     variant: Variant,
@@ -52,6 +53,7 @@ def build_engine(
     are the profile. `name` is the artifact's, by default precision and backend.
 
     Raises: as `engine_job.run_job`, and
+        BundleError: the bundle was exported again meanwhile.
         CheckError: the typed ONNX does not pass its precision's yardstick.
     """
     _check_name(name, bundle)
@@ -73,6 +75,7 @@ def build_engine(
         weights_sha256=bundle.manifest.weights.sha256,
         command=rebuild_command("BUNDLE", [*_variant_flags(variant), *_flags(options, profiles, name)]),
         keeps_fp32=bool(variant.keep_fp32),
+        held=bundle.held,
     )
     engine = run_job(job, options, progress=progress, status=status)
     _record(bundle, engine, variant)

@@ -6,6 +6,7 @@ interrupted export leaves what was there before.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +29,7 @@ from mha_deploy.ragged import unpack
 from mha_deploy.signature import Feeds
 from mha_deploy.spec import AttentionSpec
 from mha_deploy.spec_file import load_spec
-from mha_deploy.staging import staged_folder
+from mha_deploy.staging import locked, put_in_place, staged_folder
 from mha_deploy.tensor_files import read_tensors, save_safetensors
 from mha_deploy.typed import Variant
 from mha_deploy.variants import typed_artifact
@@ -77,7 +78,7 @@ def export(
     loaded = read_weights(block)
     module = MultiHeadAttention(block)
     module.load_state_dict(loaded.tensors)
-    with staged_folder(out) as staging:
+    with staged_folder(out, _put_in_place) as staging:
         arrays = {name: tensor.numpy() for name, tensor in loaded.tensors.items()}
         save_safetensors(staging / WEIGHTS_FILE, arrays)
         manifest = Manifest(
@@ -102,6 +103,12 @@ def export(
         if layout == "packed":
             _add_packed(Bundle.load(staging), form, Judge(module), progress, inline_limit)
     return Bundle.load(out)
+
+
+def _put_in_place(staging: Path, out: Path) -> None:
+    """Not while something is recorded in the bundle that goes: it would end up in this one."""
+    with locked(out) if out.is_dir() else contextlib.nullcontext():
+        put_in_place(staging, out)
 
 
 def _add_packed(

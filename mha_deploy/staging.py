@@ -127,18 +127,36 @@ def make_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold `folder` for a read and a write that belong together; other processes wait."""
+    """Hold `folder` for a read and a write that belong together; other processes and threads wait.
+
+    Raises:
+        BundleError: it is not there, or cannot be opened.
+    """
     try:
         import fcntl
     except ImportError:  # no such lock outside POSIX: there two writers at once may lose one's change
         yield
         return
-    handle = os.open(folder, os.O_RDONLY)
+    while True:
+        try:
+            handle = os.open(folder, os.O_RDONLY)
+        except OSError as error:
+            raise BundleError(f"cannot open {folder}: {error.strerror}") from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if not _is_still(handle, folder):  # another folder took its place while this one was waited for
+                continue
+            yield
+            return
+        finally:
+            os.close(handle)
+
+
+def _is_still(handle: int, folder: Path) -> bool:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+        return os.path.samestat(os.fstat(handle), folder.stat())
+    except FileNotFoundError:
+        return False
 
 
 def as_umask_says(path: Path) -> None:

@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mha_deploy.bundle import Bundle
 from mha_deploy.file_record import sha256_of
 from mha_deploy.manifest import VARIANTS, Manifest
-from mha_deploy.staging import locked, put_in_place, staged_folder
+from mha_deploy.staging import put_in_place, staged_folder
 
 
 @dataclass(slots=True)
@@ -27,43 +28,44 @@ class StagedVariant:
 
 
 @contextlib.contextmanager
-def staged_variant(bundle: Path, name: str) -> Iterator[StagedVariant]:
+def staged_variant(bundle: Bundle, name: str) -> Iterator[StagedVariant]:
     """A new folder for the files of the variant `name`, which joins the bundle when the block ends well.
 
     As `variants/NAME`, or where other files stand or are recorded there, as `variants/NAME-HASH`, a name
     that no other files get. Where the same ones stand already, they stay.
 
     Raises:
-        BundleError: the folder cannot be written, or there is no bundle.
+        BundleError: the folder cannot be written, or as `Bundle.held`.
     """
-    staged = StagedVariant(bundle)
+    bundle.current()  # before a folder is made
+    staged = StagedVariant(bundle.folder)
 
     def place(staging: Path, target: Path) -> None:
         files = _hashes(staging)
-        with locked(bundle):
-            staged.folder = _free_for(files, bundle, name)
+        with bundle.held() as manifest:
+            staged.folder = _free_for(files, bundle.folder, manifest, name)
             target = target.with_name(Path(staged.folder).name)
             if _hashes(target) != files:  # not there, or damaged since
                 put_in_place(staging, target)
 
-    with staged_folder(bundle / VARIANTS / name, place) as staging:
+    with staged_folder(bundle.folder / VARIANTS / name, place) as staging:
         staged.path = staging
         yield staged
 
 
-def _free_for(files: Mapping[str, str], bundle: Path, name: str) -> str:
+def _free_for(files: Mapping[str, str], bundle: Path, manifest: Manifest, name: str) -> str:
     """The first folder that these files may have."""
     folder = f"{VARIANTS}/{name}"
-    recorded, stands = _recorded(bundle, folder), (bundle / folder).exists()
+    recorded, stands = _recorded(manifest, folder), (bundle / folder).exists()
     same = recorded == files.items() or (recorded <= files.items() and _hashes(bundle / folder) == files)
     if same or not (recorded or stands):
         return folder
     return f"{folder}-{hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()[:12]}"
 
 
-def _recorded(bundle: Path, folder: str) -> set[tuple[str, str]]:
+def _recorded(manifest: Manifest, folder: str) -> set[tuple[str, str]]:
     """Names and hashes of the files that the manifest records there."""
-    records = (record for artifact in Manifest.read(bundle).artifacts for record in artifact.files)
+    records = (record for artifact in manifest.artifacts for record in artifact.files)
     paths = {(Path(record.file), record.sha256) for record in records}
     return {(path.name, sha256) for path, sha256 in paths if path.parent == Path(folder)}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx
 
-from mha_deploy.bundle import CANONICAL, Bundle
+from mha_deploy.bundle import CANONICAL, Bundle, on_one_export
 from mha_deploy.cases import QUICK, standard_cases
 from mha_deploy.errors import BundleError, CheckError
 from mha_deploy.lowering import Lowered, lower_to_portable
@@ -42,6 +42,7 @@ class Checked:
         return f"{self.cases} cases against PyTorch{beyond}, {self.through}"
 
 
+@on_one_export
 def typed_artifact(
     bundle: Bundle,
     variant: Variant,
@@ -51,6 +52,7 @@ def typed_artifact(
     """The bundle's ONNX in this precision and layout; made, checked and recorded where it is not there yet.
 
     Raises:
+        BundleError: the bundle was exported again meanwhile.
         CheckError: it does not pass its own precision's yardstick.
         InputError: a node to keep in fp32 is not in it.
     """
@@ -61,7 +63,7 @@ def typed_artifact(
     if present:
         return present
     status(f"exporting {variant.name}")
-    with staged_variant(bundle.folder, variant.name) as staged:
+    with staged_variant(bundle, variant.name) as staged:
         path = staged.path / "model.onnx"
         write_typed(bundle.reference(), variant, path, inline_limit)
         status(f"checking {variant.name} against PyTorch")
@@ -153,16 +155,18 @@ def check_numerically(bundle: Bundle, variant: Variant, path: Path) -> Checked:
     return Checked(len(results) - beyond, beyond, through)
 
 
+@on_one_export
 def portable_artifact(bundle: Bundle, status: Status = lambda _: None) -> tuple[Artifact, Lowered]:
     """The block at opset 20 without an Attention operator, for runtimes that lack it.
 
     Raises:
+        BundleError: the bundle was exported again meanwhile.
         CheckError: it does not compute what PyTorch computes.
     """
     status("lowering to the portable form")
     source = bundle.artifact(CANONICAL)
     lowered = lower_to_portable(onnx.load(str(source.path(bundle.folder))))
-    with staged_variant(bundle.folder, PORTABLE) as staged:
+    with staged_variant(bundle, PORTABLE) as staged:
         path = staged.path / "model.onnx"
         save(lowered.model, path)
         check_graph(path, bundle.signature)

@@ -198,6 +198,33 @@ def test_an_engine_and_its_graph_are_in_the_bundle_that_they_were_built_from(bun
         assert session.run(feeds)["y"].shape == (1, 3, 64)
 
 
+@pytest.mark.parametrize(
+    ("module", "function", "name"),
+    [
+        ("mha_deploy.engine_job", "build_isolated", "new"),
+        ("mha_deploy.engines", "run_job", "new"),
+        ("mha_deploy.engines", "run_job", ""),  # the one that is there already
+    ],
+)
+def test_an_engine_of_a_bundle_that_is_exported_again_meanwhile_is_not_recorded(
+    copy, module, function, name, monkeypatch
+):
+    right = getattr(sys.modules[module], function)
+    spec = replace(copy.spec, weights=replace(copy.spec.weights, seed=7))
+
+    def followed_by_an_export(*given, **named):
+        made = right(*given, **named)
+        export(spec, copy.folder)
+        return made
+
+    monkeypatch.setattr(f"{module}.{function}", followed_by_an_export)
+    with pytest.raises(BundleError, match=r"was exported again meanwhile, .*; run it again$"):
+        build_engine(copy, FP16, name=name)
+    left = sorted(path.name for path in copy.folder.iterdir())
+    assert left == ["manifest.json", "model.onnx", "weights.safetensors"]
+    assert [artifact.name for artifact in Bundle.load(copy.folder).artifacts] == ["canonical"]
+
+
 def test_changed_weights_never_meet_an_old_engine(copy):
     spec = replace(copy.spec, weights=replace(copy.spec.weights, seed=7))
     other = export(spec, copy.folder)

@@ -16,11 +16,11 @@ LAYERS = (
     ("spec", "spec_file", "masks", "ragged", "packed", "latency", "tensor_files"),
     ("file_record", "artifact_details", "maker"),
     ("manifest",),
-    ("onnx_files", "variant_files"),
+    ("onnx_files",),
     ("attention", "packed_attention", "weights", "stored_weights"),
     ("graph", "typed", "twin", "islands", "lowering", "tensorrt"),
     ("sessions",),
-    ("bundle", "cases"),
+    ("bundle", "variant_files", "cases"),
     ("runner",),
     (
         "verification",

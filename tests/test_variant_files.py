@@ -30,9 +30,9 @@ HASHED = rf"variants/{NAME}-[0-9a-f]{{12}}/model\.onnx"
 # Puts other files in the place of a variant, and is killed before it could have recorded them.
 KILLED = """
 import os, signal, sys
-from pathlib import Path
+from mha_deploy.bundle import Bundle
 from mha_deploy.variant_files import staged_variant
-with staged_variant(Path(sys.argv[1]), "lean-attention") as staged:
+with staged_variant(Bundle.load(sys.argv[1]), "lean-attention") as staged:
     (staged.path / "model.onnx").write_text("another version's")
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -64,8 +64,8 @@ def opened(bundle):
     return Bundle.load(bundle.folder).artifact(NAME).path(bundle.folder).relative_to(bundle.folder)
 
 
-def written(folder, text, name=NAME):
-    with staged_variant(folder, name) as staged:
+def written(bundle, text, name=NAME):
+    with staged_variant(bundle, name) as staged:
         (staged.path / "model.onnx").write_text(text)
     return staged.folder
 
@@ -107,15 +107,15 @@ def test_the_same_files_stay_where_they_are_when_they_are_made_again(bundle):
 
 
 def test_files_that_nothing_records_yet_are_not_replaced_by_another_process_either(bundle):
-    one = written(bundle.folder, "one")
-    other = written(bundle.folder, "other")
+    one = written(bundle, "one")
+    other = written(bundle, "other")
     assert one != other
     recorded(bundle, one)
     assert (opened(bundle).parent.name, (bundle.folder / one / "model.onnx").read_text()) == (NAME, "one")
 
 
 def test_a_run_that_is_killed_after_it_made_a_variant_leaves_the_recorded_one(bundle):
-    recorded(bundle, written(bundle.folder, "recorded"))
+    recorded(bundle, written(bundle, "recorded"))
     done = subprocess.run([sys.executable, "-c", KILLED, str(bundle.folder)], check=False)
     assert done.returncode == -signal.SIGKILL
     assert str(opened(bundle)) == FILE
@@ -124,7 +124,7 @@ def test_a_run_that_is_killed_after_it_made_a_variant_leaves_the_recorded_one(bu
 @pytest.mark.parametrize("hashed", [False, True], ids=["by its name", "by its hash"])
 def test_a_damaged_file_is_made_whole_by_the_command_that_its_error_names(bundle, hashed):
     if hashed:
-        written(bundle.folder, "another's")
+        written(bundle, "another's")
     artifact = made(bundle, "1")
     bundle.record(artifact)
     (bundle.folder / artifact.files[0].file).write_text("damaged")
@@ -159,5 +159,5 @@ def test_a_typed_variant_of_other_nodes_leaves_what_stands_on_the_one_before(bun
 def test_a_file_where_the_folder_is_to_be_stays_as_it_is(bundle):
     (bundle.folder / "variants").mkdir()
     (bundle.folder / "variants" / NAME).write_text("a file")
-    assert written(bundle.folder, "new") != f"variants/{NAME}"
+    assert written(bundle, "new") != f"variants/{NAME}"
     assert (bundle.folder / "variants" / NAME).read_text() == "a file"

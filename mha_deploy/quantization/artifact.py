@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mha_deploy.bundle import CANONICAL, Bundle
+from mha_deploy.bundle import CANONICAL, Bundle, on_one_export
 from mha_deploy.file_record import FileRecord
 from mha_deploy.manifest import Artifact, Manifest
 from mha_deploy.onnx_files import files_of
@@ -24,6 +24,7 @@ from mha_deploy.tensor_files import write_tensors
 from mha_deploy.variant_files import staged_variant
 
 
+@on_one_export
 def quantize(
     bundle: Bundle,
     wanted: Wanted,
@@ -38,6 +39,7 @@ def quantize(
     its own keeps those given, so that `verify` has something to judge the artifact on.
 
     Raises:
+        BundleError: the bundle was exported again meanwhile.
         InputError: no real requests to judge on, or something in `wanted` that the block has not.
         MissingError: onnxruntime is not installed.
     """
@@ -49,7 +51,7 @@ def quantize(
         report = replace(report, inputs="the bundle" if own else "the inputs given")
         if not report.passed:
             return report
-        with staged_variant(bundle.folder, INT8) as staged:
+        with staged_variant(bundle, INT8) as staged:
             for file in path.parent.iterdir():  # the graph and its external data
                 shutil.copy(file, staged.path / file.name)
     artifact = Artifact(

@@ -27,7 +27,7 @@ def rewritten(name: str, lowering: Callable[[onnx.ModelProto], Lowered]) -> Make
         lowered = lowering(onnx.load(str(source.path(bundle.folder))))
         if not lowered.steps:
             raise MissingError("this block's graph has nothing that it rewrites")
-        with staged_variant(bundle.folder, name) as staged:
+        with staged_variant(bundle, name) as staged:
             save(lowered.model, staged.path / "model.onnx")
             check_graph(staged.path / "model.onnx", bundle.signature)
         details = {"made_from": source.name, "lowering": [f"{s.rule} at {s.node}" for s in lowered.steps]}
