@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -98,12 +98,21 @@ class Bundle:
         return replace(self, manifest=self.manifest.with_artifact(artifact))
 
     def record(self, *artifacts: Artifact) -> None:
-        """Add or replace artifacts, here and in the folder. Raises as `change`."""
-        self.change(lambda manifest: functools.reduce(Manifest.with_artifact, artifacts, manifest))
+        """Add or replace artifacts, here and in the folder.
+
+        Raises:
+            BundleError: as `change`, or their files are not there, or not the ones that they record.
+        """
+        self.change(lambda manifest: self._with(manifest, artifacts))
 
     def choose(self, artifact: Artifact, choice: Choice) -> None:
-        """Record `artifact`, and that it is the one to run where `choice` says. Raises as `change`."""
-        self.change(lambda manifest: manifest.with_artifact(artifact).with_choice(choice))
+        """Record `artifact`, and that it is the one to run where `choice` says. Raises as `record`."""
+        self.change(lambda manifest: self._with(manifest, [artifact]).with_choice(choice))
+
+    def _with(self, manifest: Manifest, artifacts: Sequence[Artifact]) -> Manifest:
+        for artifact in artifacts:
+            artifact.path(self.folder)
+        return functools.reduce(Manifest.with_artifact, artifacts, manifest)
 
     def change(self, changed: Callable[[Manifest], Manifest]) -> None:
         """Put `changed(manifest)` in the place of the folder's manifest, whoever else does so meanwhile.

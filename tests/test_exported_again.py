@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from conftest import small_spec
 
-from mha_deploy import Variant
+from mha_deploy import Variant, optimize
 from mha_deploy.bundle import CANONICAL, Bundle
 from mha_deploy.errors import BundleError
 from mha_deploy.pipeline import export
 from mha_deploy.precision import Precision
 from mha_deploy.quantization import Wanted, quantize
 from mha_deploy.ragged import Request, packed
+from mha_deploy.search.candidates import all_candidates
 from mha_deploy.sessions import Placement
 from mha_deploy.staging import locked, put_in_place
 from mha_deploy.tensor_files import write_tensors
@@ -133,6 +134,65 @@ def test_the_command_line_says_so_in_one_line_and_ends_with_2(
     write_tensors(inputs, packed(bundle.spec, requests))
     int8 = ("--precision", "int8", "--max-relative-error", "50%", "--inputs", inputs)
     result = cli("optimize", bundle.folder, *int8)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert "was exported again meanwhile" in result.stderr
+    is_as_exported(bundle, other)
+
+
+def searched(bundle, progress, names=(CANONICAL, "lean-attention")):
+    candidates = [each for each in all_candidates() if each.name in names]
+    found = {"candidates": candidates, "grid": {"batch": [1], "seq": [4]}, "progress": progress}
+    return optimize(bundle, seconds=0.02, placement=ONE_THREAD, **found)
+
+
+@pytest.mark.parametrize("at", ["making canonical", "making lean", "rewriting", "batch=1, seq=4"])
+def test_a_search_over_the_old_weights_chooses_nothing(bundle, other, exports, at):
+    with pytest.raises(BundleError, match=SAID):
+        searched(bundle, exports.at(at))
+    assert exports.done
+    is_as_exported(bundle, other)
+
+
+def test_a_search_that_an_export_follows_before_it_chooses_does_not(bundle, other, exports, monkeypatch):
+    choose = Bundle.choose
+
+    def chosen(bundle, *given):
+        exports()
+        choose(bundle, *given)
+
+    monkeypatch.setattr(Bundle, "choose", chosen)
+    with pytest.raises(BundleError, match=SAID):
+        searched(bundle, lambda _: None)
+    is_as_exported(bundle, other)
+
+
+def test_a_search_that_finds_all_in_its_record_chooses_nothing_without_its_files(bundle, monkeypatch):
+    """As after an export of the same block within the second that a manifest tells apart."""
+    variants, choose = bundle.folder / "variants", Bundle.choose
+
+    def chosen(bundle, *given):
+        shutil.rmtree(variants)
+        choose(bundle, *given)
+
+    monkeypatch.setattr(Bundle, "choose", chosen)
+    with pytest.raises(BundleError, match=r"model\.onnx is missing; make it again with `optimize`$"):
+        searched(bundle, lambda _: None, names=["lean-attention"])
+    assert Bundle.load(bundle.folder) == bundle
+    assert (bundle.artifacts[1:], bundle.manifest.choices) == ((), ())
+
+
+def test_the_command_line_chooses_nothing_after_an_export_and_ends_with_2(
+    bundle, other, exports, cli, monkeypatch
+):
+    from mha_deploy.search import run
+
+    def told(*given, **named):
+        exports()
+        return gate(*given, **named)
+
+    gate = run.gate
+    monkeypatch.setattr(run, "gate", told)
+    result = cli("optimize", bundle.folder, "--threads", 1, "--seconds", 0.02, "--grid", "seq=4")
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert "was exported again meanwhile" in result.stderr
     is_as_exported(bundle, other)

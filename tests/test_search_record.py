@@ -11,6 +11,7 @@ from mha_deploy.search.gate import Verdict
 from mha_deploy.search.measuring import Timing
 from mha_deploy.search.record import FILE_NAME, Record
 from mha_deploy.search.recorded import Found
+from mha_deploy.staging import locked
 
 VERDICT = Verdict(True, 0.25, "opt", 9)
 NO = Verdict(False, math.inf, "opt", 1, "an axis is frozen")
@@ -25,7 +26,9 @@ import sys
 from pathlib import Path
 from mha_deploy.search.gate import Verdict
 from mha_deploy.search.record import Record
-record = Record.load(Path(sys.argv[1]))
+from mha_deploy.staging import locked
+folder = Path(sys.argv[1])
+record = Record.load(folder, lambda: locked(folder))
 print("loaded", flush=True)
 sys.stdin.readline()
 for number in range(20):
@@ -33,9 +36,13 @@ for number in range(20):
 """
 
 
+def loaded(folder):
+    return Record.load(folder, lambda: locked(folder))
+
+
 @pytest.fixture
 def record(tmp_path):
-    record = Record.load(tmp_path)
+    record = loaded(tmp_path)
     record.keep_verdict("verdict", VERDICT)
     record.keep_verdict("no", NO)
     record.keep_timings("timings", FOUND)
@@ -48,7 +55,7 @@ def changed(record, kind, change):
     (entry,) = (each for each in data["entries"].values() if each["stands_on"] == kind)
     change(entry)
     record.path.write_text(json.dumps(data))
-    return Record.load(record.path.parent)
+    return loaded(record.path.parent)
 
 
 def put(*path, value):
@@ -72,7 +79,7 @@ def without(*path):
 
 
 def test_what_was_found_is_read_as_it_was_written(record):
-    again = Record.load(record.path.parent)
+    again = loaded(record.path.parent)
     assert again.verdict("verdict") == VERDICT
     assert again.verdict("no") == NO
     found = again.timings("timings", TIMINGS)
@@ -83,10 +90,10 @@ def test_what_was_found_is_read_as_it_was_written(record):
 
 def test_it_is_found_again_under_the_same_conditions_and_no_other(tmp_path):
     conditions = {"machine": "m", "sizes": {"batch": 1}}
-    record = Record.load(tmp_path)
+    record = loaded(tmp_path)
     record.keep_timings(conditions, FOUND)
     record.keep_verdict({"name": "a"}, NO)
-    again = Record.load(tmp_path)
+    again = loaded(tmp_path)
     assert again.timings(dict(reversed(conditions.items())), TIMINGS)
     assert again.timings({**conditions, "machine": "other"}, TIMINGS) is None
     assert again.verdict({"name": "b"}) is None
@@ -110,7 +117,7 @@ def test_a_timing_that_no_search_writes_is_measured_again(record, name, value):
     again = changed(record, "timings", put("found", "candidates", "near", name, value=value))
     assert again.timings("timings", TIMINGS) is None
     again.keep_timings("timings", FOUND)
-    assert Record.load(record.path.parent).timings("timings", TIMINGS)
+    assert loaded(record.path.parent).timings("timings", TIMINGS)
 
 
 @pytest.mark.parametrize(
@@ -167,10 +174,10 @@ def test_a_verdict_that_no_search_writes_is_asked_for_again(record, change):
 )
 def test_a_file_that_cannot_be_read_counts_as_none_and_is_written_anew(tmp_path, text):
     (tmp_path / FILE_NAME).write_text(text, encoding="latin-1")
-    record = Record.load(tmp_path)
+    record = loaded(tmp_path)
     assert record.entries == {}
     record.keep_verdict("verdict", VERDICT)
-    assert Record.load(tmp_path).verdict("verdict") == VERDICT
+    assert loaded(tmp_path).verdict("verdict") == VERDICT
 
 
 def test_two_searches_at_once_keep_what_either_found(tmp_path):
@@ -191,5 +198,5 @@ def test_two_searches_at_once_keep_what_either_found(tmp_path):
     for process in processes:
         process.communicate()
         assert process.returncode == 0
-    record = Record.load(tmp_path)
+    record = loaded(tmp_path)
     assert all(record.verdict([name, number]) for name in ("one", "other") for number in range(20))

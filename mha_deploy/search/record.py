@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,9 +13,10 @@ from typing import Any, TypeVar
 from mha_deploy.manifest import Artifact
 from mha_deploy.search.gate import Verdict
 from mha_deploy.search.recorded import Found, as_found, as_verdict
-from mha_deploy.staging import locked, make_folder, staged_file
+from mha_deploy.staging import staged_file
 
 T = TypeVar("T")
+Hold = Callable[[], AbstractContextManager[object]]
 FORMAT = 1
 FILE_NAME = "search.json"
 
@@ -25,24 +27,25 @@ class Record:
 
     `load` and `save` are the only ones to touch the file. One that cannot be read, or is of another
     format, counts as none, and so does an entry of it that holds what no search writes: it is a cache.
+    It is written within `held()`, as `Bundle.held`.
     """
 
     path: Path
+    held: Hold
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, folder: Path) -> Record:
+    def load(cls, folder: Path, held: Hold) -> Record:
         path = folder / FILE_NAME
-        return cls(path, _read(path))
+        return cls(path, held, _read(path))
 
     def save(self, added: Mapping[str, dict[str, Any]]) -> None:
         """Write what is `added` beside what there is, which another search may have written meanwhile.
 
         Raises:
-            BundleError: the file cannot be written.
+            BundleError: the file cannot be written, or as `held`.
         """
-        make_folder(self.path.parent)
-        with locked(self.path.parent):
+        with self.held():
             self.entries = {**self.entries, **_read(self.path), **added}
             text = json.dumps({"format": FORMAT, "entries": self.entries}, indent=1) + "\n"
             with staged_file(self.path) as path:

@@ -13,7 +13,7 @@ from mha_deploy.benchmark.ceilings import COMPUTE
 from mha_deploy.benchmark.ceilings_cpu import cpu_matmul
 from mha_deploy.benchmark.ceilings_gpu import gpu_yardsticks
 from mha_deploy.benchmark.turns import Grid, cells_of, optimum
-from mha_deploy.bundle import CANONICAL, Bundle
+from mha_deploy.bundle import CANONICAL, Bundle, on_one_export
 from mha_deploy.cases import QUICK, Case, describe, standard_cases
 from mha_deploy.errors import BundleError, CheckError, InputError, MhaDeployError, MissingError
 from mha_deploy.manifest import Artifact, Choice
@@ -45,6 +45,7 @@ from mha_deploy.verification import Judge
 SECONDS = 3.0
 
 
+@on_one_export
 def optimize(
     bundle: Bundle,
     *,
@@ -65,7 +66,8 @@ def optimize(
     Raises:
         InputError: `seconds` is not above 0.
         FeedError: the grid names an unknown dim or a size out of range.
-        BundleError: the bundle's folder cannot be written, or its real inputs hold NaN or inf.
+        BundleError: the bundle's folder cannot be written, or its real inputs hold NaN or inf, or it was
+            exported again meanwhile.
         MissingError: no candidate runs here.
         CheckError: none that runs passes.
     """
@@ -73,7 +75,7 @@ def optimize(
         raise InputError(f"seconds = {seconds}; expected a number above 0")
     cells = cells_of(bundle.spec, grid, optimum(bundle.spec)) if grid else default_sizes(bundle.spec)
     allowed = (Precision.FP32, *(Precision(each) for each in allow if each != Precision.FP32))
-    record = Record.load(bundle.folder)
+    record = Record.load(bundle.folder, bundle.held)
     record.save({})  # learns before anything is measured whether it can
     search = _Search(bundle, placement, seconds, progress, record, bundle.finite_inputs())
     with search.sessions:
@@ -173,6 +175,7 @@ class _Search:
             self._note(candidate, NOT_HERE, str(error))
             return
         except MhaDeployError as error:
+            self.bundle.current()  # an export that took the candidate's files says nothing of it either
             if isinstance(error, BundleError) and isinstance(error.__cause__, OSError):
                 raise  # a disk that refuses says nothing of the candidate
             verdict = Verdict(False, math.inf, "", 0, str(error))
