@@ -32,7 +32,7 @@ from mha_deploy.load.drive import drive
 from mha_deploy.load.inputs import VARIANTS, Inputs
 from mha_deploy.load.records import Outcome
 from mha_deploy.load.target import variant_of
-from mha_deploy.manifest import Choice, choose
+from mha_deploy.manifest import Choice
 from mha_deploy.precision import Precision
 from mha_deploy.sessions import Placement
 
@@ -252,11 +252,10 @@ def test_an_alarm_rings_once_and_not_before_its_time():
 def test_answers_are_held_to_what_the_artifact_that_runs_at_the_placement_may_be_off_by(
     small_bundle, tmp_path
 ):
-    folder = shutil.copytree(small_bundle.folder, tmp_path / "bundle")
+    bundle = Bundle.load(shutil.copytree(small_bundle.folder, tmp_path / "bundle"))
     coarse = replace(small_bundle.artifact(), name="coarse", precision=Precision.BF16)
     files = tuple(record.sha256 for record in coarse.files)
-    choose(folder, coarse, Choice(machine.fingerprint(), "cpu", 1, "coarse", files))
-    bundle = Bundle.load(folder)
+    bundle.choose(coarse, Choice(machine.fingerprint(), "cpu", 1, "coarse", files))
     x = np.random.default_rng(0).standard_normal((1, 4, 32)).astype(np.float32)
     feeds = {"x": x, "mask": np.ones((1, 4), bool)}
     one, two = (
