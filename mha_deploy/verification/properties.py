@@ -155,7 +155,10 @@ def _of_padding(spec: AttentionSpec, sizing: Sizing, base: Case) -> Iterator[Pro
             of_batch=True,
         )
     hidden = unseen(spec, base)[:, :, None]
-    if not hidden.any():
+    kept = rows
+    if spec.kind == "self":  # what stands there is a query too, and a full mask may let that see other keys
+        kept = rows & ~hidden[:, :, 0]
+    if not hidden.any() or not kept.any():
         yield Property("padding-contents", base, why_not="no key position is hidden at these sizes")
         return
     names = [t.name for t in spec.signature.inputs if t.is_float and t.shape[1] == sizing.kv]
@@ -164,7 +167,7 @@ def _of_padding(spec: AttentionSpec, sizing: Sizing, base: Case) -> Iterator[Pro
         for junk in FILLINGS
     )
     yield Property(
-        "padding-contents", base, filled, lambda y: np.concatenate([(each - y[0])[rows] for each in y[1:]])
+        "padding-contents", base, filled, lambda y: np.concatenate([(each - y[0])[kept] for each in y[1:]])
     )
 
 
