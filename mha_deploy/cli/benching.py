@@ -16,7 +16,7 @@ from mha_deploy.cli.shared import (
     console,
     json_option,
     parse_grid,
-    placement,
+    placement_in,
     placement_options,
     print_json,
     status_line,
@@ -28,7 +28,6 @@ from mha_deploy.staging import interrupts_held, staged_file
 if TYPE_CHECKING:
     from mha_deploy.benchmark import BenchReport
     from mha_deploy.bundle import Bundle
-    from mha_deploy.sessions import Placement
 
 
 @click.command()
@@ -124,7 +123,7 @@ def _compare(
     with interrupts_held():
         from mha_deploy.benchmark import candidate, contest
 
-    a, b = (candidate(name, home, _placement(options)) for name in names)
+    a, b = (candidate(name, home, placement_in(options)) for name in names)
     with status_line() as progress:
         report = contest(a, b, **measuring, progress=progress)
     if not as_json:
@@ -142,7 +141,7 @@ def _bench(
         from mha_deploy.benchmark import bench as run
         from mha_deploy.benchmark import check_picture, check_profiled, gate, profile
 
-    what = {"artifact": options["artifact"], "placement": _placement(options)}
+    what = {"artifact": options["artifact"], "placement": placement_in(options)}
     baseline = options["baseline"]
     allowed = _share("5%" if options["max_regression"] is None else options["max_regression"])
     if options["roofline"]:
@@ -163,11 +162,6 @@ def _bench(
             gate_table(console(), gated)
     data = (gated or report).to_json() | {"profiles": [each.to_json() for each in profiles]}
     return report, data
-
-
-def _placement(options: dict[str, Any]) -> Placement:
-    names = ("device", "threads", "fallback", "cuda_graphs")
-    return placement(**{name: options[name] for name in names})
 
 
 def _share(text: str) -> float:

@@ -14,12 +14,13 @@ from click.core import ParameterSource
 from mha_deploy.cli.shared import (
     FOLDER,
     OUT,
+    PLACED,
     POSITIVE,
     FiniteRange,
     artifact_option,
     console,
     json_option,
-    placement,
+    placement_in,
     placement_options,
     print_json,
     status_line,
@@ -33,14 +34,12 @@ if TYPE_CHECKING:
     from mha_deploy.load import LoadReport, Plan, SearchReport
     from mha_deploy.load.target import Target
     from mha_deploy.runner import BatchRunner
-    from mha_deploy.sessions import Placement
 
 _LEAST = 460  # a p99 takes 459 samples
-_PLACED = ("device", "threads", "fallback", "cuda_graphs")
 # Options that something makes void, by what that is called in a message.
 _VOID = {
     "a URL": ("workers", "mode"),
-    "a URL without --bundle": ("artifact", *_PLACED),
+    "a URL without --bundle": ("artifact", *PLACED),
     "a DIR": ("bundle", "model", "token_file", "allow_remote"),
     "--trace": ("requests", "seconds", "lengths", "arrivals", "burst_shape"),
     "--concurrency": ("seconds", "arrivals", "burst_shape"),
@@ -223,7 +222,7 @@ def _target(
     home = options["bundle"] if remote else Path(name)
     bundle = Bundle.load(home) if home else None
     if bundle and options["sample"]:
-        checker = ReferenceChecker(bundle, artifact, _placement(options))
+        checker = ReferenceChecker(bundle, artifact, placement_in(options))
 
     def run(plan: Plan) -> LoadReport:
         return run_load(target, plan, driving, checker)
@@ -251,10 +250,6 @@ def _target(
 def _runner(bundle: Bundle, artifact: str, options: dict[str, Any]) -> BatchRunner:
     from mha_deploy.runner import BatchRunner, RunnerOptions
 
-    where = _placement(options)
+    where = placement_in(options)
     rules = RunnerOptions(workers=options["workers"], threads=options["threads"], mode=options["mode"])
     return BatchRunner.over(bundle, artifact, placement=where, options=rules)
-
-
-def _placement(options: dict[str, Any]) -> Placement:
-    return placement(**{name: options[name] for name in _PLACED})

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +89,14 @@ def placement_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+PLACED = ("device", "threads", "fallback", "cuda_graphs")  # the names of `placement_options`
+
+
+def placement_in(options: Mapping[str, Any]) -> Placement:
+    """The placement that a command's options give, among others."""
+    return placement(**{name: options[name] for name in PLACED})
 
 
 def placement(device: str, threads: int, fallback: str | None, *, cuda_graphs: bool) -> Placement:

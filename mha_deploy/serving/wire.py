@@ -176,9 +176,8 @@ def to_json(array: Array) -> list[Any]:
 def aligned(size: int, offset: int) -> Array:
     """`size` bytes (uint8, not cleared), of which the one at `offset` lies on a cache line."""
     block = np.empty(size + ALIGNMENT, np.uint8)
-    address = ctypes.addressof(
-        ctypes.c_char.from_buffer(block.data)
-    )  # block.ctypes.data takes thrice as long
+    # block.ctypes.data would take three times as long.
+    address = ctypes.addressof(ctypes.c_char.from_buffer(block.data))
     start = -(address + offset) % ALIGNMENT
     return block[start : start + size]
 
