@@ -11,6 +11,7 @@ model.py       the served model, in the protocol's words, and requests' way thro
 security.py    the address rule, the token, TLS
 body.py        bodies, read within limits [aiohttp]
 connection.py  heads, read within limits [aiohttp]
+answer.py      an answer -> bytes on the connection [aiohttp]
 http.py        paths -> handlers [aiohttp]
 grpc_messages.py  infer messages -> tensors and wishes [protobuf, when used]
 grpc.py        the same over gRPC [tritonclient, when used]

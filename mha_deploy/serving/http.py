@@ -21,6 +21,7 @@ from aiohttp.web_request import BaseRequest
 from mha_deploy.errors import RequestError, RunnerClosedError
 from mha_deploy.runner import Answer
 from mha_deploy.serving import metrics
+from mha_deploy.serving.answer import HEAD_LENGTH, Piece, send_answer
 from mha_deploy.serving.body import BodyBudget, BodyShare, read_body
 from mha_deploy.serving.connection import SERVER, Connection, error_response
 from mha_deploy.serving.faults import fault_of, no_control
@@ -31,12 +32,8 @@ from mha_deploy.serving.security import authorized
 from mha_deploy.serving.wire import clip, to_json
 from mha_deploy.signature import Array
 
-HEAD_LENGTH = "Inference-Header-Content-Length"
 # Work on less than this is done in the event loop: a hop to another thread takes longer.
 _INLINE_JSON, _INLINE_BYTES = 1 << 14, 1 << 20
-# An answer of so many bytes is put together and written at once: copying them takes less than a system call,
-# and uvloop makes one for each piece.
-_ONE_WRITE = 1 << 18
 # So many JSON texts of answers are kept, of requests without an id: one for each length there is.
 _HEADS = 512
 _VERSIONS = ((1, 0), (1, 1))
@@ -44,7 +41,6 @@ _VERSIONS = ((1, 0), (1, 1))
 _PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
 
 Handler = Callable[[BaseRequest], Awaitable[StreamResponse]]
-Piece = bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +102,8 @@ class HttpFront:
         except Exception as error:
             response = self._failed(error)
         if not response.prepared:
-            await self._deliver(request, response, [b""])
+            await response.prepare(request)
+            await response.write_eof()
         return response
 
     async def _routed(self, request: BaseRequest) -> StreamResponse:
@@ -174,7 +171,8 @@ class HttpFront:
             asked = await self._asked(request, share)
             rows, answers = await self._model.infer(asked)
             pieces = await self._answered(asked, rows, answers)
-            return await self._send(request, pieces, phases_header(answers, begun))
+            timing = phases_header(answers, begun)
+            return await send_answer(request, pieces, timing, close=self._model.draining)
 
     async def _asked(self, request: BaseRequest, share: BodyShare) -> InferRequest:
         text = request.headers.get(HEAD_LENGTH, "")
@@ -219,32 +217,6 @@ class HttpFront:
         output = {"name": OUTPUT, "datatype": model.datatype, "shape": shape, **y}
         head = {"model_name": model.name, "model_version": VERSION, "outputs": [output]}
         return json.dumps({**head, "id": identity} if identity else head).encode()
-
-    async def _send(self, request: BaseRequest, pieces: list[Piece], timing: str) -> StreamResponse:
-        """Hand an answer over, uncopied if it is large."""
-        headers = {
-            "Server": SERVER,
-            "Server-Timing": timing,
-            "Content-Length": str(sum(len(piece) for piece in pieces)),
-            "Content-Type": "application/octet-stream" if len(pieces) > 1 else "application/json",
-        }
-        if len(pieces) > 1:
-            headers[HEAD_LENGTH] = str(len(pieces[0]))
-        if sum(map(len, pieces)) <= _ONE_WRITE:
-            pieces = [b"".join(pieces)]
-        response = _Answer(headers=headers)
-        if self._model.draining:
-            response.force_close()
-        await self._deliver(request, response, pieces)
-        return response
-
-    async def _deliver(self, request: BaseRequest, response: StreamResponse, pieces: list[Piece]) -> None:
-        """Raises ConnectionError where the client is gone or does not take its answer (see `Connection`)."""
-        *first, last = pieces
-        await response.prepare(request)
-        for piece in first:
-            await response.write(piece)
-        await response.write_eof(last)  # type: ignore[arg-type]  # a memoryview does as well
 
     async def _page(self, _request: BaseRequest) -> Response:
         text = resources.files("mha_deploy.serving").joinpath("page.html").read_bytes()
@@ -295,12 +267,6 @@ class HttpFront:
 
     async def _no_control(self, _request: BaseRequest) -> Response:
         raise no_control()
-
-
-class _Answer(StreamResponse):
-    """Its head leaves with the first piece of its body: a write is a system call."""
-
-    _send_headers_immediately = False
 
 
 def _json(value: object, status: int = 200) -> Response:
