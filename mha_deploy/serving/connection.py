@@ -136,7 +136,8 @@ class Connection(RequestHandler):
                 # The parser gave up within a body; whoever reads that would wait for its rest.
                 self._body.set_exception(RequestPayloadError("the body is framed wrongly"))
             self._body = payload if isinstance(payload, StreamReader) else None
-            return not hasattr(message, "exc")
+            # Of a message whose body goes on, the parser has taken all that there is.
+            return not hasattr(message, "exc") and payload.is_eof()
         if data and not in_body and not known and not self._request_in_progress:
             self._head_grew(len(data))
         return in_body and self._body is not None and self._body.is_eof()
