@@ -97,6 +97,20 @@ def test_cancelling_a_task_drops_its_request():
     assert counted(runner) == {"answered": 1, "cancelled": 1}
 
 
+def test_a_wait_that_ends_before_the_answer_drops_the_request():
+    gate = Gate(SELF)
+
+    async def waited(runner):
+        with pytest.raises(TimeoutError):
+            await runner.submit_async(request(SELF, 5), wait_s=0.01)
+
+    with runner_behind(gate) as runner:
+        busy(gate, runner)
+        asyncio.run(waited(runner))
+        assert runner.load().queued_requests == 0
+    assert counted(runner) == {"answered": 1, "cancelled": 1}
+
+
 def test_only_the_culprit_of_a_failed_batch_fails():
     bad = request(SELF, 5, number=3)
 

@@ -170,18 +170,33 @@ class BatchRunner:
         return [future for future, _ in promised]
 
     async def submit_async(
-        self, request: Request, *, timeout_s: float = math.inf, priority: int = 0
+        self,
+        request: Request,
+        *,
+        timeout_s: float = math.inf,
+        priority: int = 0,
+        wait_s: float = math.inf,
     ) -> Answer:
-        """As `submit`, awaited; cancelling the task cancels the request."""
-        awaited = Awaited()
-        ticket = self._ticket(awaited, request, timeout_s, priority)
-        # The last step: a worker that it wakes waits until this thread lets go of the interpreter.
-        self._desk.admit([ticket])
+        """As `submit`, awaited; cancelling the task cancels the request.
+
+        `timeout_s` is the request's deadline, which decides whether and when it is run; `wait_s` is only how
+        long this waits.
+
+        Raises:
+            TimeoutError: no answer within `wait_s`; the request is cancelled.
+        """
+        awaited = Awaited(wait_s)
         try:
-            return await awaited.waiter
-        except BaseException:
-            self._desk.drop(ticket)  # of one that is settled this does nothing
-            raise
+            ticket = self._ticket(awaited, request, timeout_s, priority)
+            # The last step: a worker that it wakes waits until this thread lets go of the interpreter.
+            self._desk.admit([ticket])
+            try:
+                return await awaited.waiter
+            except BaseException:
+                self._desk.drop(ticket)  # of one that is settled this does nothing
+                raise
+        finally:
+            awaited.ended()
 
     def _promised(
         self, request: Request, timeout_s: float, priority: int, called: str = "a request"

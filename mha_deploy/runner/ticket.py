@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from dataclasses import dataclass
@@ -115,14 +116,27 @@ def _call(callback: Callable[[Future[Answer]], object], future: Future[Answer]) 
 class Awaited:
     """A future of the running event loop, `waiter`, which may be cancelled; other threads settle it.
 
-    The loop is woken once (`asyncio.wrap_future` takes more, and a future of threads beside this one).
+    The loop is woken once (`asyncio.wrap_future` takes more, and a future of threads beside this one). After
+    `wait_s` seconds the future ends with a TimeoutError, by a timer of the loop: `asyncio.timeout` would
+    cancel the task that waits and catch that again, which takes as long as all else here.
     """
 
-    __slots__ = ("_loop", "waiter")
+    __slots__ = ("_loop", "_timer", "waiter")
 
-    def __init__(self) -> None:
+    def __init__(self, wait_s: float = math.inf) -> None:
         self._loop = asyncio.get_running_loop()
         self.waiter: asyncio.Future[Answer] = self._loop.create_future()
+        self._timer: asyncio.TimerHandle | None = None
+        if wait_s < math.inf:
+            self._timer = self._loop.call_later(wait_s, self._too_late)
+
+    def ended(self) -> None:
+        """Nobody waits any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _too_late(self) -> None:
+        _unless_done(self.waiter, asyncio.Future.set_exception, TimeoutError())
 
     def answer(self, answer: Answer) -> None:
         self._hand_over(asyncio.Future.set_result, answer)

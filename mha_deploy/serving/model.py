@@ -103,9 +103,7 @@ class Model:
         rows = split(self.spec, request.tensors)
         self._check_room(rows)
         try:
-            # The event loop's timer: a deadline in the runner would wake its watch for every request.
-            async with asyncio.timeout(self.limits.request_s):
-                answers = await self._run(rows, request.timeout_s, self._priority(request.priority))
+            answers = await self._run(rows, request.timeout_s, self._priority(request.priority))
         except TimeoutError as error:
             message = f"no answer within the {self.limits.request_s:g} s that any request is given"
             raise DeadlineError(message, predicted=False) from error
@@ -143,9 +141,18 @@ class Model:
         return priority
 
     async def _run(self, rows: Rows, timeout_s: float, priority: int) -> list[Answer]:
+        """Raises TimeoutError once `limits.request_s` have passed, by the event loop's timer: a deadline in
+        the runner would wake its watch for every request."""
         if len(rows.requests) == 1:
-            only = rows.requests[0]
-            return [await self.runner.submit_async(only, timeout_s=timeout_s, priority=priority)]
+            (only,), wait_s = rows.requests, self.limits.request_s
+            answer = await self.runner.submit_async(
+                only, timeout_s=timeout_s, priority=priority, wait_s=wait_s
+            )
+            return [answer]
+        async with asyncio.timeout(self.limits.request_s):
+            return await self._run_all(rows, timeout_s, priority)
+
+    async def _run_all(self, rows: Rows, timeout_s: float, priority: int) -> list[Answer]:
         futures: list[asyncio.Future[Answer]] = []
         try:
             for each in rows.requests:
