@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mha_deploy.json_part import JsonPart, Kind
 from mha_deploy.search.gate import Verdict
 from mha_deploy.search.measuring import Timing
 
-Holds = Callable[[Any], bool]
+# What a measurement lies between, so that ratios of two of them are numbers too.
+_LEAST, _MOST = 1e-12, 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Found:
 
 def as_verdict(data: object) -> Verdict:
     """Raises ValueError where it is none."""
-    verdict = Verdict.from_json(_table(data, _VERDICT))
+    verdict = Verdict.from_json(JsonPart.of(data).entries(_VERDICT))
     if verdict.passed and not math.isfinite(verdict.error_ratio):
         raise ValueError("passed, without an error that is a number")
     return verdict
@@ -39,57 +41,43 @@ def as_verdict(data: object) -> Verdict:
 
 def as_found(data: object) -> Found:
     """Raises ValueError where it is none."""
-    table = _table(data, _FOUND)
-    timings = {name: Timing.from_json(_table(each, _TIMING)) for name, each in table["candidates"].items()}
-    if len({len(timing.rounds_p50_ms) for timing in timings.values() if timing.final}) != 1:
+    table = JsonPart.of(data).entries(_FOUND)
+    found = Found(table["candidates"], table["ceiling_gflops"], table["notices"])
+    if len({len(timing.rounds_p50_ms) for timing in found.timings.values() if timing.final}) != 1:
         raise ValueError("those in the final ran in the same rounds")
-    return Found(timings, table["ceiling_gflops"], tuple(table["notices"]))
+    return found
 
 
-def _table(data: object, fields: Mapping[str, Holds]) -> dict[str, Any]:
-    """`data` as a table of these fields and no others, each of which holds."""
-    if not isinstance(data, dict) or data.keys() != fields.keys():
-        raise ValueError(f"expected {', '.join(fields)}")
-    wrong = [name for name, holds in fields.items() if not holds(data[name])]
-    if wrong:
-        raise ValueError(f"wrong: {', '.join(wrong)}")
-    return data
+def _measured(part: JsonPart) -> float:
+    return part.number(least=_LEAST, most=_MOST)
 
 
-def _is(kind: type) -> Holds:
-    return lambda value: isinstance(value, kind)
+def _number_or_none(part: JsonPart, least: float = 0.0) -> float | None:
+    """None stands for what is no number."""
+    return None if part.value is None else part.number(least=least)
 
 
-def _count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _timing(part: JsonPart) -> Timing:
+    return Timing.from_json(part.entries(_TIMING))
 
 
-def _measured(value: object) -> bool:
-    """Above 0, and such that ratios of two of them are numbers too."""
-    return isinstance(value, float) and 1e-12 < value < 1e12
-
-
-def _list_of(holds: Holds, least: int = 0) -> Holds:
-    return lambda value: isinstance(value, list) and len(value) >= least and all(map(holds, value))
-
-
-_VERDICT: dict[str, Holds] = {
-    "passed": _is(bool),
-    "error_ratio": lambda value: value is None or (isinstance(value, float) and 0 <= value < math.inf),
-    "case": _is(str),
-    "cases": _count,
-    "note": _is(str),
+_VERDICT: Mapping[str, Kind] = {
+    "passed": JsonPart.flag,
+    "error_ratio": _number_or_none,
+    "case": JsonPart.text,
+    "cases": JsonPart.whole,
+    "note": JsonPart.text,
 }
-_TIMING: dict[str, Holds] = {
-    "final": _is(bool),
+_TIMING: Mapping[str, Kind] = {
+    "final": JsonPart.flag,
     "ratio": _measured,
     "p50_ms": _measured,
-    "p99_ms": lambda value: value is None or _measured(value),
-    "samples": _count,
-    "rounds_p50_ms": _list_of(_measured, least=1),
+    "p99_ms": lambda part: _number_or_none(part, _LEAST),
+    "samples": JsonPart.whole,
+    "rounds_p50_ms": lambda part: tuple(_measured(each) for each in part.parts(least=1)),
 }
-_FOUND: dict[str, Holds] = {
-    "candidates": _is(dict),
+_FOUND: Mapping[str, Kind] = {
+    "candidates": lambda part: {name: _timing(part[name]) for name in part.members()},
     "ceiling_gflops": _measured,
-    "notices": _list_of(_is(str)),
+    "notices": JsonPart.texts,
 }
