@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mha_deploy.latency import CONFIDENCE, median_interval, nearest_rank
+from mha_deploy.render import versions_text
 
 OURS, IN_BF16, FLOOR = "mha-deploy", "mha-deploy (bf16)", "floor"
 FACTOR = 1.25
@@ -25,7 +26,6 @@ def written(data: Mapping[str, Any]) -> tuple[str, bool]:
     wrong = sum(_wrong(each[system]) for each in rounds for system in each)
     limited = sum(each[system]["limited_by_generator"] for each in rounds for system in each)
     lone, light = _lone(data["lone_request"])
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     features = ", ".join(machine["cpu_features"])
     lines = [
         "# Serving benchmarks",
@@ -36,7 +36,7 @@ def written(data: Mapping[str, Any]) -> tuple[str, bool]:
         data["command"],
         "```",
         "",
-        f"{machine['cpu']} ({features}), {machine['usable_cpus']} cores; {versions}.",
+        f"{machine['cpu']} ({features}), {machine['usable_cpus']} cores; {versions_text(machine)}.",
         "",
         f"The highest Poisson rate (requests/s) with p99 <= {conditions['p99_ms']:g} ms from the intended "
         f"send and every request answered; lengths {conditions['lengths']}, d_model "
