@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from fake_tensorrt import HostMemory
 
 from mha_deploy.benchmark import BenchReport, bench
+from mha_deploy.benchmark.rounds import WALL
 from mha_deploy.bundle import Bundle
 from mha_deploy.cli import main
 from mha_deploy.pipeline import export
@@ -28,6 +29,16 @@ SMALL_DIMS = (Dim("batch", 1, 2, 6), Dim("seq", 1, 8, 64))
 def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu") and not has_cuda_driver():
         pytest.skip("needs an NVIDIA GPU, and no driver answers here; make test-gpu lists them")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_pauses():
+    """Pauses keep one measurement from disturbing the next: no test asks how fast anything is, and how the
+    pauses are taken is tested on a clock of the tests' own."""
+    sleep = WALL.sleep
+    object.__setattr__(WALL, "sleep", lambda _seconds: None)
+    yield
+    object.__setattr__(WALL, "sleep", sleep)
 
 
 @pytest.fixture
