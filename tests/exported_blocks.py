@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
+from functools import cache
+from pathlib import Path
+
 import numpy as np
 import onnx
 
@@ -23,8 +27,19 @@ BLOCKS = {
 
 
 def exported(folder, spec):
-    write_graph(MultiHeadAttention(spec), spec.signature, folder / "model.onnx")
-    return onnx.load(str(folder / "model.onnx"))
+    """The model of a block, in `folder` too. An export takes seconds, so each is made once."""
+    path = folder / "model.onnx"
+    path.write_bytes(_made(spec))
+    return onnx.load(str(path))
+
+
+@cache
+def _made(spec):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        write_graph(MultiHeadAttention(spec), spec.signature, path)
+        assert list(path.parent.iterdir()) == [path]  # no weights beside it
+        return path.read_bytes()
 
 
 def answers(path, spec, feeds):
