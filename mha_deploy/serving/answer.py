@@ -1,7 +1,7 @@
 """An answer to an infer request, as bytes on the connection.
 
-aiohttp's own response is a table of headers, checked and written header by header: that takes longer than
-all else that an answer of some hundred tokens is made of.
+aiohttp's own response is a table of headers, checked and written header by header: that took a seventh of
+the event loop's time for a request.
 """
 
 from __future__ import annotations
