@@ -103,9 +103,9 @@ def milliseconds(value: float) -> str:
 
 
 def versions_text(host: Mapping[str, Any]) -> str:
-    """Of the interpreter and the packages, from `machine.describe`; older files do not name the former."""
-    found = {"Python": host["python"]} if "python" in host else {}
-    return ", ".join(f"{name} {version}" for name, version in {**found, **host["versions"]}.items())
+    """Of the interpreter and the packages, from `machine.describe`."""
+    found = {"Python": host["python"], **host["versions"]}
+    return ", ".join(f"{name} {version}" for name, version in found.items())
 
 
 def _details(artifact: Artifact) -> str:

@@ -14,7 +14,7 @@ from mha_deploy.errors import RequestError
 from mha_deploy.serving import protocol
 from mha_deploy.serving.limits import Limits
 from mha_deploy.serving.protocol import Parser, parse_object
-from mha_deploy.serving.wire import DTYPES, aligned, dtype_of, from_bytes, from_json, to_json
+from mha_deploy.serving.wire import DTYPES, aligned, all_true, dtype_of, from_bytes, from_json, to_json
 
 LIMITS = Limits()
 
@@ -115,6 +115,17 @@ def test_a_tensor_comes_back_from_its_bytes_and_from_its_json(datatype, shape, d
     for form in (values, array.tolist() if shape else values):
         assert np.array_equal(from_json("x", datatype, tuple(shape), form), array)
     assert to_json(array) == array.ravel().tolist()
+
+
+@pytest.mark.parametrize("size", [1, 1024, 1025])
+def test_a_mask_of_any_size_is_read_to_its_last_byte(size):
+    raw = np.ones(size, np.uint8)
+    assert all_true(from_bytes("mask", "BOOL", (size,), raw))
+    raw[-1] = 0
+    assert not all_true(from_bytes("mask", "BOOL", (size,), raw))
+    raw[-1] = 2
+    with pytest.raises(RequestError, match="a BOOL of value 2; expected 0 or 1"):
+        from_bytes("mask", "BOOL", (size,), raw)
 
 
 def test_bf16_is_the_upper_half_of_fp32():

@@ -11,9 +11,6 @@ from mha_deploy.json_part import JsonPart, Kind
 from mha_deploy.search.gate import Verdict
 from mha_deploy.search.measuring import Timing
 
-# What a measurement lies between, so that ratios of two of them are numbers too.
-_LEAST, _MOST = 1e-12, 1e12
-
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -49,12 +46,21 @@ def as_found(data: object) -> Found:
 
 
 def _measured(part: JsonPart) -> float:
-    return part.number(least=_LEAST, most=_MOST)
+    """Above 0, and such that ratios of two of them are numbers too."""
+    if not isinstance(part.value, float) or not 1e-12 < part.value < 1e12:
+        raise part.wrong("a float between 1e-12 and 1e12")
+    return part.value
 
 
-def _number_or_none(part: JsonPart, least: float = 0.0) -> float | None:
+def _ratio(part: JsonPart) -> float:
+    if not isinstance(part.value, float):
+        raise part.wrong("a float")
+    return part.number()
+
+
+def _or_none(read: Kind) -> Kind:
     """None stands for what is no number."""
-    return None if part.value is None else part.number(least=least)
+    return lambda part: None if part.value is None else read(part)
 
 
 def _timing(part: JsonPart) -> Timing:
@@ -63,7 +69,7 @@ def _timing(part: JsonPart) -> Timing:
 
 _VERDICT: Mapping[str, Kind] = {
     "passed": JsonPart.flag,
-    "error_ratio": _number_or_none,
+    "error_ratio": _or_none(_ratio),
     "case": JsonPart.text,
     "cases": JsonPart.whole,
     "note": JsonPart.text,
@@ -72,7 +78,7 @@ _TIMING: Mapping[str, Kind] = {
     "final": JsonPart.flag,
     "ratio": _measured,
     "p50_ms": _measured,
-    "p99_ms": lambda part: _number_or_none(part, _LEAST),
+    "p99_ms": _or_none(_measured),
     "samples": JsonPart.whole,
     "rounds_p50_ms": lambda part: tuple(_measured(each) for each in part.parts(least=1)),
 }

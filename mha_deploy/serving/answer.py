@@ -55,20 +55,18 @@ async def send_answer(
     Raises:
         ConnectionError: the client is gone, or does not take its answer (see `Connection`).
     """
-    keep = request.keep_alive and not close
-    head = _head(request, pieces, timing, keep=keep)
-    if sum(map(len, pieces)) <= _ONE_WRITE:
-        pieces = [b"".join((head, *pieces))]
-    else:  # the tensor goes uncopied
-        pieces = [head + pieces[0], *pieces[1:]]
-    *first, last = pieces
+    keep, length = request.keep_alive and not close, sum(map(len, pieces))
+    head = _head(request, pieces, length, timing, keep=keep)
+    # A large tensor goes uncopied.
+    joined = len(pieces) if length <= _ONE_WRITE else 1
+    *first, last = [b"".join((head, *pieces[:joined])), *pieces[joined:]]
     for piece in first:
         await request.writer.write(piece)
     await request.writer.write_eof(last)  # type: ignore[arg-type]  # a memoryview does as well
     return _KEPT if keep else _CLOSED
 
 
-def _head(request: BaseRequest, pieces: list[Piece], timing: str, *, keep: bool) -> bytes:
+def _head(request: BaseRequest, pieces: list[Piece], length: int, timing: str, *, keep: bool) -> bytes:
     """The status line and the headers (RFC 9112), to the empty line."""
     major, minor = request.version
     if len(pieces) > 1:
@@ -80,7 +78,7 @@ def _head(request: BaseRequest, pieces: list[Piece], timing: str, *, keep: bool)
     return (
         f"HTTP/{major}.{minor} 200 OK\r\nServer: {SERVER}\r\nDate: {_date(int(time.time()))}\r\n"
         f"Server-Timing: {timing}\r\nContent-Type: {kind}\r\n{connection}"
-        f"Content-Length: {sum(map(len, pieces))}\r\n\r\n"
+        f"Content-Length: {length}\r\n\r\n"
     ).encode("ascii")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from mha_deploy.ragged import Request
+from mha_deploy.serving.wire import all_true
 from mha_deploy.signature import Array, Signature
 from mha_deploy.spec import AttentionSpec
 
@@ -55,8 +56,7 @@ def split(spec: AttentionSpec, tensors: Mapping[str, Array]) -> Rows:
     query, key = ("x", "x") if spec.kind == "self" else ("query", "key")
     batch, q_len, kv_len = data[query].shape[0], data[query].shape[1], data[key].shape[1]
     ends, masks = [kv_len] * batch, [_EMPTY] * batch
-    # As `not mask.all()`, which takes longer to begin than most masks take to read.
-    if mask_name in tensors and b"\0" in tensors[mask_name].tobytes():
+    if mask_name in tensors and not all_true(tensors[mask_name]):
         ends, masks = _visible(spec, tensors[mask_name])
     places = [row for row in range(batch) if ends[row] > 0]
     requests = []
