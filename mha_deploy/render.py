@@ -103,9 +103,9 @@ def milliseconds(value: float) -> str:
 
 
 def versions_text(host: Mapping[str, Any]) -> str:
-    """Of the interpreter and the packages, from `machine.describe`."""
-    found = {"Python": host["python"], **host["versions"]}
-    return ", ".join(f"{name} {version}" for name, version in found.items())
+    """Of the interpreter, where it is named, and the packages, as `machine.describe` has them."""
+    found = {"Python": host["python"]} if "python" in host else {}
+    return ", ".join(f"{name} {version}" for name, version in {**found, **host["versions"]}.items())
 
 
 def _details(artifact: Artifact) -> str:
