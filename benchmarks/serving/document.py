@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,12 +18,11 @@ def written(data: Mapping[str, Any]) -> tuple[str, bool]:
     """The document, and whether the targets that it states were met."""
     conditions, machine, rounds = data["conditions"], data["machine"], data["rounds"]
     rates = {system: [each[system]["rate_per_s"] for each in rounds] for system in data["systems"]}
-    ratios = _ratios(rates, OURS)
     broke = _broke(data)
-    # As with a peer that is missing, nothing is won over one that did not run.
-    fair = not data["missing"] and not any(_is_peer(system) for system, _, _ in broke)
+    best, fair = _best_peer(rates), _all_ran(data, broke)
+    ratios = _ratios(rates, OURS, best)
     faster = bool(ratios) and nearest_rank(ratios, 0.5) >= FACTOR and fair
-    beside = (f"; {each}: {_said(_ratios(rates, each))}" for each in (IN_BF16, FLOOR) if each in rates)
+    beside = (f"; {each}: {_said(_ratios(rates, each, best))}" for each in _beside(rates))
     wrong = sum(_wrong(each[system]) for each in rounds for system in each)
     limited = sum(each[system]["limited_by_generator"] for each in rounds for system in each)
     lone, light = _lone(data["lone_request"])
@@ -38,16 +38,19 @@ def written(data: Mapping[str, Any]) -> tuple[str, bool]:
         "",
         f"{machine['cpu']} ({features}), {machine['usable_cpus']} cores; {versions_text(machine)}.",
         "",
-        f"The highest Poisson rate (requests/s) with p99 <= {conditions['p99_ms']:g} ms from the intended "
-        f"send and every request answered; lengths {conditions['lengths']}, d_model "
-        f"{conditions['d_model']}, by bisection to {conditions['tolerance']:.0%}, trials of "
-        f"{conditions['seconds']:g} s. Systems take turns, each started anew; the load generator runs on the "
-        "same cores, alike for all. Peers run the better of their two variants. All are given one ONNX file: "
+        f"The Poisson rate (requests/s) at which half of the trials hold p99 <= {conditions['p99_ms']:g} ms "
+        f"from the intended send, every request answered; lengths {conditions['lengths']}, d_model "
+        f"{conditions['d_model']}, trials of {conditions['seconds']:g} s. A system's rate goes up by "
+        f"{conditions['step'] - 1:.0%} after a trial that held and down after one that did not (a staircase: "
+        f"Dixon and Mood, 1948); a round's figure is the geometric mean of {conditions['trials']} of its "
+        "rates. In a round all systems are started anew and take turns trial by trial, in an order drawn for "
+        "each turn; between its turns a system is stopped (SIGSTOP). The load generator runs on the same "
+        "cores, alike for all. All are given one ONNX file: "
         f"the peers and {OURS} (as exported) run it as it is; {OURS} runs what `optimize` makes of it, in "
         f"fp32 ({data['engine']}); {OURS} (packed) runs the same weights in this project's packed layout, "
         f"requests of any lengths in a batch, answers within 1e-6 of max|y|; {IN_BF16} runs what `optimize` "
         "makes of it where bf16 is allowed, its answers held to bf16's rule; the target is for fp32. CPU "
-        "time is of all of a system's processes, at the highest rate that it held, the median over rounds.",
+        "time is of all of a system's processes, the median over those trials.",
         "",
         *_peers_lines(data),
         *_floor_lines(data),
@@ -55,11 +58,11 @@ def written(data: Mapping[str, Any]) -> tuple[str, bool]:
         "",
         *(f"- {_shown(system, data['peers'])}: 0 in round {number}: {why}" for system, number, why in broke),
         *([""] if broke else []),
-        *_variant_lines(data),
-        "",
-        f"Against the best peer of the same round: {_said(ratios)} "
-        f"(target: {FACTOR}x in the median; {_word(faster)}){''.join(beside)}.",
-        f"Wrong answers in the sample: {wrong}. Searches that ended for the generator's sake: {limited}.",
+        *_not_run_lines(data),
+        f"Against the best peer ({_shown(best, data['peers']) or 'none ran'}), round by round: "
+        f"{_said(ratios)} (target: {FACTOR}x in the median; {_word(faster)}){''.join(beside)}.",
+        f"Wrong answers in the sample: {wrong}. Rounds of a system in which most trials did not count, for "
+        f"the generator's sake: {limited}.",
         "",
         lone,
         "",
@@ -71,15 +74,31 @@ def _said(ratios: Sequence[float]) -> str:
     return ", ".join(f"{each:.2f}x" for each in ratios) or "none ran"
 
 
-def _ratios(rates: Mapping[str, Sequence[float]], one: str) -> list[float]:
-    """The rate of `one` of ours over the best peer's, by round; 0 where it held nothing."""
-    peers = [found for system, found in rates.items() if _is_peer(system)]
-    found = []
-    for number, ours in enumerate(rates.get(one, ()) if peers else ()):
-        best = max(peer[number] for peer in peers)
-        ratio = ours / best if best else math.inf
-        found.append(ratio if ours else 0.0)
-    return found
+def _ratios(rates: Mapping[str, Sequence[float]], one: str, best: str) -> list[float]:
+    """The rate of `one` over that of the best peer, round by round; 0 where it held nothing."""
+    pairs = zip(rates.get(one, ()), rates.get(best, ()), strict=False)
+    return [(ours / peer if peer else math.inf) if ours else 0.0 for ours, peer in pairs]
+
+
+def _best_peer(rates: Mapping[str, Sequence[float]]) -> str:
+    """The one with the highest median; "" where there is none."""
+    peers = [system for system in rates if _is_peer(system)]
+    return max(peers, key=lambda system: nearest_rank(rates[system], 0.5), default="")
+
+
+def _beside(rates: Mapping[str, Sequence[float]]) -> list[str]:
+    return [system for system in rates if not _is_peer(system) and system != OURS]
+
+
+def _all_ran(data: Mapping[str, Any], broke: Sequence[tuple[str, int, str]]) -> bool:
+    """Whether each peer ran, and in every round, but for a variant that never did: nothing is won over one
+    that was not there."""
+    whole, times = len(data["rounds"]), Counter(system for system, _, _ in broke)
+    ran = [
+        {whole - times[system] for system in data["systems"] if system.startswith(f"{name} (")} - {0}
+        for name in data["peers"]
+    ]
+    return not data["missing"] and all(each == {whole} for each in ran)
 
 
 def _is_peer(system: str) -> bool:
@@ -128,20 +147,17 @@ def _shown(system: str, peers: Mapping[str, Any]) -> str:
 
 
 def _peers_lines(data: Mapping[str, Any]) -> list[str]:
-    """A paragraph on the peers that took part, each as it was run in the rounds."""
+    """A paragraph on the peers that took part, each as it was run."""
     cores, said = data["machine"]["usable_cpus"], []
-    for system in data["systems"]:
-        name, _, variant = system.partition(" (")
-        if name not in data["peers"]:
+    for name, peer in data["peers"].items():
+        if not any(system.startswith(f"{name} (") for system in data["systems"]):
             continue
-        peer = data["peers"][name]
         versions = ", ".join(each.replace("==", " ") for each in peer["requirements"])
         window = f"within {peer['window_ms']:g} ms" if peer["window_ms"] else "without waiting for more"
-        batching = f"{peer['batching']}, up to {peer['largest_batch']} requests {window}"
         said.append(
             f"{peer['title']} is {peer['server']} ({versions}): {peer['backend']}; {cores} {peer['workers']} "
-            f"of {peer['threads']} thread{'s' * (peer['threads'] > 1)} each; "
-            f"{'no batching' if variant == 'plain)' else batching}; {peer['tensors']}."
+            f"of {peer['threads']} thread{'s' * (peer['threads'] > 1)} each; {peer['tensors']}; batched, it "
+            f"runs {peer['batching']}, up to {peer['largest_batch']} requests {window}."
         )
     return [" ".join(said), ""] if said else []
 
@@ -157,16 +173,11 @@ def _floor_lines(data: Mapping[str, Any]) -> list[str]:
 
 
 def _cpu_ms(data: Mapping[str, Any]) -> dict[str, float]:
-    """Of each system that held a rate, the CPU time a request at the highest, the median over rounds."""
+    """Of each system that held a rate, the CPU time a request, the median over the trials that tell."""
     found = {}
     for system in data["systems"]:
-        searches = (each[system] for each in data["rounds"])
-        taken = [
-            trial["cpu_ms"]
-            for search in searches
-            for trial in search["trials"]
-            if trial["held"] and trial["rate_per_s"] == search["rate_per_s"] and trial["cpu_ms"] is not None
-        ]
+        trials = [trial for each in data["rounds"] for trial in each[system]["trials"]]
+        taken = [trial["cpu_ms"] for trial in trials if trial["tells"] and trial["cpu_ms"] is not None]
         if taken:
             found[system] = nearest_rank(taken, 0.5)
     return found
@@ -187,20 +198,14 @@ def _rate_table(
     return lines
 
 
-def _variant_lines(data: Mapping[str, Any]) -> list[str]:
-    peers = data["peers"]
+def _not_run_lines(data: Mapping[str, Any]) -> list[str]:
+    not_run = {**data["missing"], **data["left_out"]}
     lines = [
-        f"- {_shown(name, peers)}: " + ", ".join(f"{variant} {rate:.0f}/s" for variant, rate in found.items())
-        for name, found in data["variants_tried_per_s"].items()
-        if found
-    ]
-    not_run = {**data["missing"], **data.get("left_out", {})}
-    lines += [
-        f"- {_shown(name, peers)}: did not run: {reason.removeprefix(f'{name} ')}"
+        f"- {_shown(name, data['peers'])}: did not run: {reason.removeprefix(f'{name} ')}"
         for name, reason in not_run.items()
     ]
-    return ["Variants tried before the rounds:", "", *lines] if lines else []
+    return [*lines, ""] if lines else []
 
 
-def _wrong(search: Mapping[str, Any]) -> int:
-    return sum(run["check"]["failed"] for run in (search["alone"], *search["trials"]) if run)
+def _wrong(found: Mapping[str, Any]) -> int:
+    return sum(run["check"]["failed"] for run in (found["alone"], *found["trials"]) if run)

@@ -11,12 +11,13 @@ from typing import Any
 from mha_deploy.errors import InputError
 from mha_deploy.staging import staged_file
 
-FORMAT = "mha-deploy serving benchmark 1"
+FORMAT = "mha-deploy serving benchmark 2"
+ROOT = Path(__file__).parents[2]
 
 
 def compacted(data: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON of a run, each of its load reports cut to percentiles, outcomes and wrong answers."""
-    rounds = [{system: _search(found) for system, found in each.items()} for each in data["rounds"]]
+    rounds = [{system: _held(found) for system, found in each.items()} for each in data["rounds"]]
     return {"format": FORMAT, **data, "rounds": rounds}
 
 
@@ -61,10 +62,9 @@ def cpu_of(path: Path) -> str:
 
 
 def failure(reason: str) -> dict[str, Any]:
-    """In place of a search's JSON: a system that could not be driven in a round, as a rate of 0."""
+    """In place of what was found of a system: it could not be driven in a round, as a rate of 0."""
     return {
         "rate_per_s": 0.0,
-        "failed_per_s": None,
         "limited_by_generator": False,
         "why_none": reason,
         "alone": None,
@@ -72,14 +72,20 @@ def failure(reason: str) -> dict[str, Any]:
     }
 
 
-def _search(found: Mapping[str, Any]) -> dict[str, Any]:
+def without_paths(reason: str) -> str:
+    """As it may be committed: a log's last line can name where this checkout lies."""
+    return reason.replace(f"{ROOT}/", "")
+
+
+def _held(found: Mapping[str, Any]) -> dict[str, Any]:
     if "why_none" in found:
         return dict(found)
     trials = [
-        {name: trial[name] for name in ("rate_per_s", "held", "why_not", "cpu_ms")} | _run(trial["report"])
+        {name: trial[name] for name in ("rate_per_s", "held", "why_not", "tells", "cpu_ms")}
+        | _run(trial["report"])
         for trial in found["trials"]
     ]
-    kept = ("rate_per_s", "failed_per_s", "limited_by_generator")
+    kept = ("rate_per_s", "limited_by_generator")
     return {**{name: found[name] for name in kept}, "alone": _run(found["alone"]), "trials": trials}
 
 

@@ -178,20 +178,38 @@ def command_of(system: System, bundle: Path, port: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A system that answers, as a target, and the session that all of its processes are in."""
+    """A system that answers, as a target, and the session that all of its processes are in (on Linux)."""
 
     target: Target
     session: int
 
     def cpu_s(self) -> float:
         """CPU time that its processes have taken, all threads, in the kernel too; NaN without /proc."""
-        ticks = math.nan
+        found = [
+            sum(map(int, fields[11:15])) for _, fields in self._processes()
+        ]  # and their ended children's
+        return sum(found) / os.sysconf("SC_CLK_TCK") if found else math.nan
+
+    def pause(self) -> None:
+        """Stop its processes where they are: some are busy while nobody asks, at the expense of others."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let them go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for pid, _ in self._processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _processes(self) -> Iterator[tuple[int, list[str]]]:
+        """Process numbers, and what /proc/*/stat says of each, from its state on."""
         for path in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):  # it has ended
-                fields = path.read_text(encoding="utf-8").rpartition(")")[2].split()  # from the state on
-                if int(fields[3]) == self.session:  # 11 to 14: its own and its ended children's
-                    ticks = (0 if math.isnan(ticks) else ticks) + sum(map(int, fields[11:15]))
-        return ticks / os.sysconf("SC_CLK_TCK")
+                fields = path.read_text(encoding="utf-8").rpartition(")")[2].split()
+                if int(fields[3]) == self.session:
+                    yield int(path.parent.name), fields
 
 
 @contextlib.contextmanager
@@ -213,7 +231,11 @@ def started(system: System, bundle: Path, signature: Signature, log: Path) -> It
             start_new_session=True,
         )
     try:
-        yield Started(_answering(system, port, signature, process, log), process.pid)
+        it = Started(_answering(system, port, signature, process, log), process.pid)
+        try:
+            yield it
+        finally:
+            it.resume()  # or it would not hear that it is to end
     finally:
         _end(process)
 

@@ -29,7 +29,7 @@ from mha_deploy.load.plan import Plan, closed_plan, open_plan, trace_plan
 from mha_deploy.load.records import Outcome, Records
 from mha_deploy.load.report import LoadReport, Spread
 from mha_deploy.load.run import LoadOptions, run_load
-from mha_deploy.load.search import SearchReport, find_rate
+from mha_deploy.load.search import SearchReport, Trial, find_rate
 from mha_deploy.load.server import server_target
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "RunnerTarget",
     "SearchReport",
     "Spread",
+    "Trial",
     "closed_plan",
     "draw_percentiles",
     "find_rate",

@@ -18,15 +18,27 @@ _LOWEST = 1 / 16
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One rate, its run, and why it did not hold the target ("" where it did)."""
+    """One rate, its run, and why it did not hold the target ("" where it did).
+
+    A rate holds when its run counts, every request was answered, and p99 from the intended send is at most
+    the target. A run also counts where the generator's lag, which is part of that latency, is small beside
+    the target; where it does not, that says nothing of who was asked.
+    """
 
     rate_per_s: float
     report: LoadReport
     why_not: str
+    counts: bool
 
     @property
     def held(self) -> bool:
         return not self.why_not
+
+    @classmethod
+    def judged(cls, rate_per_s: float, report: LoadReport, target_p99_ms: float) -> Trial:
+        """Of the run at a rate."""
+        why_not = _why_not(report, target_p99_ms)
+        return cls(rate_per_s, report, why_not, _counts(report, target_p99_ms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +103,7 @@ def find_rate(
     (geometrically) until its ends are within `tolerance` of each other.
 
     `alone` is a run of one request at a time: half of its throughput is where the search starts, and
-    where its p99 is beyond the target already no rate is tried. A rate holds when its run counts, every
-    request was answered, and p99 from the intended send is at most the target. A run also counts where the
-    generator's lag, which is part of that latency, is small beside the target.
+    where its p99 is beyond the target already no rate is tried. `Trial` says when a rate holds.
 
     Raises:
         InputError: a target or a tolerance that is not above 0.
@@ -107,16 +117,14 @@ def find_rate(
     rate, lowest = alone.answered_per_s / 2, alone.answered_per_s * _LOWEST
     while len(trials) < _LONGEST and rate >= lowest and (low == 0.0 or high > low * (1 + tolerance)):
         progress(f"{rate:.1f} requests/s (holds {low:.1f}, fails {high:.1f})")
-        report = run_at(rate)
-        trial = Trial(rate, report, _why_not(report, target_p99_ms))
+        trial = Trial.judged(rate, run_at(rate), target_p99_ms)
         trials.append(trial)
         if trial.held:
             low = rate
         else:
             high = rate
         rate = _next(low, high)
-    failing = [trial for trial in trials if trial.rate_per_s == high]
-    limited = any(not _counts(trial.report, target_p99_ms) for trial in failing)
+    limited = any(not trial.counts for trial in trials if trial.rate_per_s == high)
     return SearchReport(target_p99_ms, alone, low, high, limited, tuple(trials))
 
 
