@@ -115,7 +115,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--trials", type=int, default=8, help="of each system in each round")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each trial")
     parser.add_argument("--p99-ms", type=float, default=20.0)
-    parser.add_argument("--overhead-rounds", type=int, default=15)
+    parser.add_argument("--overhead-rounds", type=int, default=60)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "serving-benchmark.json")
     parser.add_argument("--on", default="", metavar="CPU", help="what to call this kind of CPU, as avx2")
     parser.add_argument(
