@@ -346,6 +346,24 @@ def test_debug_shows_the_traceback_and_leaves_the_exit_code_as_it_is(cli, monkey
     assert without.exit_code == told.exit_code == error.exit_code
 
 
+def test_ctrl_c_stays_one_where_a_library_makes_an_error_of_its_own_of_it(cli, monkeypatch, tmp_path):
+    def library(_folder):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise BundleError("something went wrong") from None
+
+    monkeypatch.setattr(Bundle, "load", library)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in jobs of the background
+    try:
+        told = cli("inspect", tmp_path)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert told.stderr == "interrupted; nothing was left half-written\n"
+    assert told.exit_code == 130
+
+
 def test_debug_shows_where_the_memory_ran_out(cli, monkeypatch, tmp_path):
     def fail(_folder):
         raise MemoryError("42 GiB")

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 from conftest import small_spec
 
+from mha_deploy.bundle import Bundle
 from mha_deploy.errors import FeedError
 from mha_deploy.inference import infer
 from mha_deploy.pipeline import export
+from mha_deploy.runner import DEFAULT_OPTIONS
+from mha_deploy.runner.calibration import FOLDER, calibrated
+from mha_deploy.sessions import DEFAULT_PLACEMENT
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +39,23 @@ def test_packed_answers_are_bit_for_bit_those_of_each_request_alone(small_bundle
     assert (answers.report.requests, answers.report.tokens, answers.report.padded_tokens) == (12, start, 0)
 
 
-def test_requests_of_one_length_share_batches(small_bundle, random):
-    # Of a block this small a run costs much the same whatever its rows; the graph's largest batch is 6.
-    report = infer(small_bundle, packed(random, [5] * 12)).report
-    assert 2 <= report.batches < 12
+@pytest.fixture
+def sharing_bundle(small_bundle, tmp_path):
+    """One whose calibration, kept by a runner, says that a run takes 1 ms whatever its rows."""
+    without = shutil.ignore_patterns(FOLDER)
+    bundle = Bundle.load(shutil.copytree(small_bundle.folder, tmp_path / "bundle", ignore=without))
+    calibrated(bundle, "canonical", DEFAULT_PLACEMENT, DEFAULT_OPTIONS)
+    (kept,) = (bundle.folder / FOLDER).iterdir()
+    found = json.loads(kept.read_text())
+    costs = found["cost_model"]
+    costs |= {"samples": [[*size, 1e3] for *size, _ in costs["samples"]]}
+    kept.write_text(json.dumps(found))
+    return bundle
+
+
+def test_requests_of_one_length_share_batches(sharing_bundle, random):
+    report = infer(sharing_bundle, packed(random, [5] * 12)).report
+    assert 2 <= report.batches < 12  # the graph's largest batch is 6
     assert len(report.batch_ms) == report.batches
 
 

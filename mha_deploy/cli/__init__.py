@@ -18,9 +18,12 @@ from __future__ import annotations
 
 import io
 import re
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import click
@@ -72,16 +75,29 @@ def _tell(ctx: click.Context, message: str) -> None:
 
 
 def _interruptible(run: Callable[[click.Context], Any], ctx: click.Context) -> Any:
-    """Libraries turn a KeyboardInterrupt that reaches them into errors of their own."""
+    """A Ctrl-C stays one, whatever libraries make of the KeyboardInterrupt that reaches them.
+
+    What the command itself makes of the signal and leaves so stays.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        return run(ctx)
+    pressed: list[int] = []
+
+    def press(number: int, frame: FrameType | None) -> None:
+        pressed.append(number)
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, press)
     try:
         return run(ctx)
-    except Exception as error:
-        link: BaseException | None = error
-        while link is not None:
-            if isinstance(link, KeyboardInterrupt):
-                raise link from None
-            link = link.__cause__ or link.__context__
+    except Exception:
+        if pressed:
+            raise KeyboardInterrupt from None
         raise
+    finally:
+        if signal.getsignal(signal.SIGINT) is press:
+            signal.signal(signal.SIGINT, before)
 
 
 def _first_line(error: BaseException) -> str:
