@@ -12,7 +12,7 @@ def held(rate, failed=0, limited=False):
     return {
         "rate_per_s": rate,
         "limited_by_generator": limited,
-        "alone": {"check": {"failed": failed}},
+        "alone": {"check": {"failed": failed}, "latency": {"p99_ms": 5.0}},
         "trials": [
             {**trial, "cpu_ms": 1000 / rate if rate else None},
             {**trial, "cpu_ms": 9.0, "tells": False},
@@ -169,6 +169,17 @@ def test_a_variant_of_a_peer_may_be_missing_but_not_at_times(serving_suite, roun
     text, met = serving_suite("document").written(data)
     assert met == fair
     assert "- Triton (Python backend), batched: 0 in round 2: it ended" in text
+
+
+def test_who_is_late_with_one_client_alone_is_named(serving_suite):
+    data = deepcopy(DATA)
+    for each, p99_ms in zip(data["rounds"], (26.2, 30.7, 19.0), strict=True):
+        each["triton (batched)"] = held(0.0) | {
+            "alone": {"check": {"failed": 0}, "latency": {"p99_ms": p99_ms}}
+        }
+    text, _ = serving_suite("document").written(data)
+    assert "- Triton (Python backend), batched: one client alone has a p99 of 26 to 31 ms\n" in text
+    assert "plain: one client" not in text
 
 
 def test_a_peer_of_which_no_variant_ran_is_not_beaten(serving_suite):

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from turns import LEAST
+
 from mha_deploy.latency import CONFIDENCE, median_interval, nearest_rank
 from mha_deploy.render import versions_text
 
@@ -40,11 +42,12 @@ def written(data: Mapping[str, Any]) -> tuple[str, bool]:
         "",
         f"The Poisson rate (requests/s) at which half of the trials hold p99 <= {conditions['p99_ms']:g} ms "
         f"from the intended send, every request answered; lengths {conditions['lengths']}, d_model "
-        f"{conditions['d_model']}, trials of {conditions['seconds']:g} s. A system's rate goes up by "
-        f"{conditions['step'] - 1:.0%} after a trial that held and down after one that did not (a staircase: "
-        f"Dixon and Mood, 1948); a round's figure is the geometric mean of {conditions['trials']} of its "
-        "rates. In a round all systems are started anew and take turns trial by trial, in an order drawn for "
-        "each turn; between its turns a system is stopped (SIGSTOP). The load generator runs on the same "
+        f"{conditions['d_model']}, trials of {conditions['seconds']:g} s, or of {LEAST} requests where those "
+        f"take longer. A system's rate goes up by {conditions['step'] - 1:.0%} after a trial that held and "
+        "down after one that did not (a staircase: Dixon and Mood, 1948); a round's figure is the geometric "
+        f"mean of {conditions['trials']} of its rates. In a round all systems are started anew and take "
+        "turns trial by trial, in an order drawn for each turn; between its turns a system is stopped "
+        "(SIGSTOP). The load generator runs on the same "
         "cores, alike for all. All are given one ONNX file: "
         f"the peers and {OURS} (as exported) run it as it is; {OURS} runs what `optimize` makes of it, in "
         f"fp32 ({data['engine']}); {OURS} (packed) runs the same weights in this project's packed layout, "
@@ -57,7 +60,8 @@ def written(data: Mapping[str, Any]) -> tuple[str, bool]:
         *_rate_table(rates, _cpu_ms(data), data["peers"]),
         "",
         *(f"- {_shown(system, data['peers'])}: 0 in round {number}: {why}" for system, number, why in broke),
-        *([""] if broke else []),
+        *(lost := _lost_lines(data)),
+        *([""] if broke or lost else []),
         *_not_run_lines(data),
         f"Against the best peer ({_shown(best, data['peers']) or 'none ran'}), round by round: "
         f"{_said(ratios)} (target: {FACTOR}x in the median; {_word(faster)}){''.join(beside)}.",
@@ -113,6 +117,18 @@ def _broke(data: Mapping[str, Any]) -> list[tuple[str, int, str]]:
         for number, each in enumerate(data["rounds"], 1)
         if "why_none" in each[system]
     ]
+
+
+def _lost_lines(data: Mapping[str, Any]) -> list[str]:
+    """Who held nothing, since one client alone was answered too late already."""
+    lines, target = [], data["conditions"]["p99_ms"]
+    for system in data["systems"]:
+        alone = [found["alone"] for found in (each[system] for each in data["rounds"]) if found["alone"]]
+        late = [each["latency"]["p99_ms"] for each in alone if each["latency"]["p99_ms"] > target]
+        if late:
+            shown = _shown(system, data["peers"])
+            lines.append(f"- {shown}: one client alone has a p99 of {min(late):.0f} to {max(late):.0f} ms")
+    return lines
 
 
 def _lone(lone: Mapping[str, Any]) -> tuple[str, bool]:

@@ -185,9 +185,8 @@ class Started:
 
     def cpu_s(self) -> float:
         """CPU time that its processes have taken, all threads, in the kernel too; NaN without /proc."""
-        found = [
-            sum(map(int, fields[11:15])) for _, fields in self._processes()
-        ]  # and their ended children's
+        # Its own and its ended children's.
+        found = [sum(map(int, fields[11:15])) for _, fields in self._processes()]
         return sum(found) / os.sysconf("SC_CLK_TCK") if found else math.nan
 
     def pause(self) -> None:
