@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mha_deploy.errors import InputError, MissingError
+from mha_deploy.errors import MissingError
 
 LATENCY = {"p50_ms": 5.0, "p90_ms": 8.0, "p95_ms": 9.0, "p99_ms": 12.5, "max_ms": 30.0, "samples": 460}
 
@@ -25,32 +25,22 @@ def load_report():
     }
 
 
-def search_report(rate):
-    trials = [
-        {"rate_per_s": rate, "held": True, "why_not": "", "cpu_ms": 2.125, "report": load_report()},
-        {
-            "rate_per_s": 2 * rate,
-            "held": False,
-            "why_not": "p99 21.000 ms",
-            "cpu_ms": 2.0,
-            "report": load_report(),
-        },
-    ]
-    found = {
-        "target_p99_ms": 20.0,
+def held(rate):
+    trial = {"rate_per_s": rate, "held": True, "why_not": "", "tells": True, "report": load_report()}
+    return {
         "rate_per_s": rate,
-        "failed_per_s": 2 * rate,
         "limited_by_generator": False,
-        "passed": True,
         "alone": load_report(),
-        "trials": trials,
+        "trials": [
+            {**trial, "cpu_ms": 2.125},
+            {**trial, "rate_per_s": 2 * rate, "held": False, "why_not": "p99 21.000 ms", "cpu_ms": 2.5},
+        ],
     }
-    return SimpleNamespace(rate_per_s=rate, to_json=lambda: found)
 
 
 @pytest.fixture
 def failing():
-    """Systems that raise, with the number of the round; 0 is before them."""
+    """Systems that raise, with the number of the round."""
     return set()
 
 
@@ -59,17 +49,17 @@ def suite(serving_suite, monkeypatch, tmp_path, failing):
     """The script `run` in an empty place, where every system holds 400 requests/s and ours 600."""
     run = serving_suite("run")
 
-    class Search:
-        def __init__(self, *_):
-            pass
-
-        def serve(self, *_):
-            pass
-
-        def __call__(self, system, seed):
+    def play(systems, served, conditions, stairs, seed):
+        assert (conditions.trials, stairs) == (8, {})
+        found = {}
+        for system in systems:
+            assert served(system).bundle is exported
             if (str(system), seed) in failing:
-                raise InputError(f"{system} ended; last line of its log: ['{tmp_path}/serve.py: killed']")
-            return search_report(600.0 if system.name == "mha-deploy" else 400.0)
+                said = f"{system} ended; last line of its log: ['{tmp_path}/serve.py: killed']"
+                found[str(system)] = run.results.failure(run.results.without_paths(said))
+            else:
+                found[str(system)] = held(600.0 if system.name == "mha-deploy" else 400.0)
+        return found
 
     def no_bf16(_):
         raise MissingError("this CPU does not compute in bf16")
@@ -81,9 +71,12 @@ def suite(serving_suite, monkeypatch, tmp_path, failing):
         "over_us": {"in_process": [60.0] * 8, "http": [400.0] * 8},
         "allowed_us": {"in_process": 150.0, "http": 600.0},
     }
+    exported = SimpleNamespace(spec=SimpleNamespace(d_model=768))
     monkeypatch.setattr(run, "ROOT", tmp_path)
-    monkeypatch.setattr(run, "_Search", Search)
-    monkeypatch.setattr(run, "exported", lambda: SimpleNamespace(spec=SimpleNamespace(d_model=768)))
+    monkeypatch.setattr(run.results, "ROOT", tmp_path)
+    monkeypatch.setattr(run, "play", play)
+    monkeypatch.setattr(run, "ReferenceChecker", lambda _: None)
+    monkeypatch.setattr(run, "exported", lambda: exported)
     monkeypatch.setattr(run, "in_bf16", no_bf16)
     monkeypatch.setattr(run, "optimize", lambda _: SimpleNamespace(artifact="lean-attention"))
     monkeypatch.setattr(run, "prepare", lambda _: "")
@@ -115,7 +108,8 @@ def test_each_trial_is_kept_with_its_rate_percentiles_and_whether_it_held(suite,
         "rate_per_s": 800.0,
         "held": False,
         "why_not": "p99 21.000 ms",
-        "cpu_ms": 2.0,
+        "tells": True,
+        "cpu_ms": 2.5,
         "latency": LATENCY,
         "outcomes": {"answered": 460},
         "check": {"sampled": 8, "failed": 0},
@@ -136,7 +130,7 @@ def test_the_page_is_written_anew_from_what_was_kept_without_measuring(
     before = written.read_text()
     written.unlink()
     (tmp_path / "all.json").unlink()
-    monkeypatch.delattr(suite, "_Search")
+    monkeypatch.delattr(suite, "play")
     monkeypatch.setattr(suite, "describe", lambda: {})
     assert suite.main(["--tables", str(kept)]) == 0
     assert written.read_text() == before
@@ -148,8 +142,8 @@ def test_the_page_is_written_anew_from_what_was_kept_without_measuring(
     [
         ("serving.json", "no JSON", "serving.json cannot be read"),
         ("serving.json", "[]", "serving.json cannot be read"),
-        ("serving.json", '{"rounds": []}', "has format None; expected 'mha-deploy serving benchmark 1'"),
-        ("other.json", '{"format": "mha-deploy serving benchmark 1"}', "'other.json'; expected serving.json"),
+        ("serving.json", '{"rounds": []}', "has format None; expected 'mha-deploy serving benchmark 2'"),
+        ("other.json", '{"format": "mha-deploy serving benchmark 2"}', "'other.json'; expected serving.json"),
     ],
 )
 def test_a_file_that_holds_no_results_is_refused(suite, tmp_path, capsys, name, content, said):
@@ -176,15 +170,15 @@ def test_a_server_that_fails_in_a_round_holds_nothing_there_and_the_run_goes_on(
 
 
 def test_nothing_is_won_over_a_peer_that_failed_in_a_round(suite, failing, tmp_path):
-    failing.update({("triton (plain)", 1), ("triton (plain)", 2)})
+    failing.add(("triton (plain)", 1))
     assert suite.main(arguments(tmp_path)) == 1
     page = (tmp_path / "docs" / "serving-benchmarks.md").read_text()
     assert "(target: 1.25x in the median; missed)" in page
 
 
-def test_a_variant_that_fails_before_the_rounds_is_said_and_the_other_runs(suite, failing, tmp_path):
-    failing.add(("triton (plain)", 0))
+def test_a_variant_that_never_runs_is_said_and_the_other_counts(suite, failing, tmp_path):
+    failing.update({("triton (plain)", 1), ("triton (plain)", 2)})
     assert suite.main(arguments(tmp_path)) == 0
     page = (tmp_path / "docs" / "serving-benchmarks.md").read_text()
     assert "| Triton (Python backend), batched | 400 |" in page
-    assert "- Triton (Python backend), plain: did not run: ended" in page
+    assert "- Triton (Python backend), plain: 0 in round 1: ended" in page
