@@ -171,15 +171,17 @@ def test_a_variant_of_a_peer_may_be_missing_but_not_at_times(serving_suite, roun
     assert "- Triton (Python backend), batched: 0 in round 2: it ended" in text
 
 
-def test_who_is_late_with_one_client_alone_is_named(serving_suite):
+def test_who_held_nothing_is_named_with_the_reason(serving_suite):
     data = deepcopy(DATA)
-    for each, p99_ms in zip(data["rounds"], (26.2, 30.7, 19.0), strict=True):
-        each["triton (batched)"] = held(0.0) | {
-            "alone": {"check": {"failed": 0}, "latency": {"p99_ms": p99_ms}}
-        }
+    first, second, third = (each["triton (batched)"] for each in data["rounds"])
+    first |= {"rate_per_s": 0.0, "trials": [], "alone": {"check": {"failed": 0}, "latency": {"p99_ms": 26.2}}}
+    second |= {"rate_per_s": 0.0}
+    third |= {"rate_per_s": 0.0, "trials": []}
     text, _ = serving_suite("document").written(data)
-    assert "- Triton (Python backend), batched: one client alone has a p99 of 26 to 31 ms\n" in text
-    assert "plain: one client" not in text
+    assert "- Triton (Python backend), batched: 0 in round 1: one client alone had a p99 of 26 ms\n" in text
+    assert "batched: 0 in round 2: tried down to 290.0/s\n" in text
+    assert "batched: 0 in round 3: not tried again, having held nothing before\n" in text
+    assert "plain: 0 in round" not in text
 
 
 def test_a_peer_of_which_no_variant_ran_is_not_beaten(serving_suite):

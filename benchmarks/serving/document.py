@@ -120,15 +120,22 @@ def _broke(data: Mapping[str, Any]) -> list[tuple[str, int, str]]:
 
 
 def _lost_lines(data: Mapping[str, Any]) -> list[str]:
-    """Who held nothing, since one client alone was answered too late already."""
-    lines, target = [], data["conditions"]["p99_ms"]
-    for system in data["systems"]:
-        alone = [found["alone"] for found in (each[system] for each in data["rounds"]) if found["alone"]]
-        late = [each["latency"]["p99_ms"] for each in alone if each["latency"]["p99_ms"] > target]
-        if late:
-            shown = _shown(system, data["peers"])
-            lines.append(f"- {shown}: one client alone has a p99 of {min(late):.0f} to {max(late):.0f} ms")
-    return lines
+    """Who ran and held nothing in which round, and how that showed."""
+    return [
+        f"- {_shown(system, data['peers'])}: 0 in round {number}: {_why_lost(found, data['conditions'])}"
+        for system in data["systems"]
+        for number, found in enumerate((each[system] for each in data["rounds"]), 1)
+        if not found["rate_per_s"] and "why_none" not in found
+    ]
+
+
+def _why_lost(found: Mapping[str, Any], conditions: Mapping[str, Any]) -> str:
+    alone_ms, tried = found["alone"]["latency"]["p99_ms"], [each["rate_per_s"] for each in found["trials"]]
+    if tried:
+        return f"tried down to {min(tried):.1f}/s"
+    if alone_ms > conditions["p99_ms"]:
+        return f"one client alone had a p99 of {alone_ms:.0f} ms"
+    return "not tried again, having held nothing before"
 
 
 def _lone(lone: Mapping[str, Any]) -> tuple[str, bool]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import random
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -90,16 +90,19 @@ class _Player:
         self._tried: list[_Tried] = []
         it.pause()
 
+        # Then no rate is tried in this round, unless an earlier one has shown that some hold.
+        late = self._alone.latency.percentiles_ms["p99"] > conditions.p99_ms
+        self._late = late or not self._alone.outcomes["answered"]
+
     def first_steps(self) -> Staircase:
-        """From half of what one client got; nothing holds where that one was beyond the target already."""
-        alone = self._alone
-        fits = alone.outcomes["answered"] and alone.latency.percentiles_ms["p99"] <= self._conditions.p99_ms
-        return Staircase(alone.answered_per_s / 2, alone.answered_per_s * LOWEST if fits else math.inf)
+        """From half of what one client got."""
+        alone_per_s = self._alone.answered_per_s
+        return Staircase(alone_per_s / 2, alone_per_s * LOWEST)
 
     def goes_on(self, stairs: Staircase) -> bool:
         trials = self._conditions.trials
         enough = sum(each.tells for each in self._tried) >= trials or len(self._tried) >= trials + _LONGEST
-        return not (enough or stairs.lost)
+        return not (enough or stairs.lost or (self._late and not stairs.settled))
 
     def step(self, stairs: Staircase, seed: int) -> None:
         """Take the next trial. One that does not count, for the generator's sake, is no step."""
@@ -120,7 +123,7 @@ class _Player:
     def held(self, stairs: Staircase) -> dict[str, Any]:
         """The geometric mean of the rates that it walked about, and all its trials."""
         rates = [each.trial.rate_per_s for each in self._tried if each.tells]
-        rate = 0.0 if stairs.lost or not rates else math.exp(math.fsum(map(math.log, rates)) / len(rates))
+        rate = 0.0 if stairs.lost or not rates else statistics.geometric_mean(rates)
         not_counted = sum(not each.trial.counts for each in self._tried)
         return {
             "rate_per_s": rate,
